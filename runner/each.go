@@ -133,7 +133,7 @@ func (e *each) passes(ctx context.Context) {
 		if ctx.Err() != nil || len(e.comeBack)+len(e.paused) == 0 || left <= 0 {
 			return
 		}
-		rest := min(pace.Between(crowd.PollBounds(polls)), left)
+		rest := min(pace.Between(crowd.NextPoll(polls)), left)
 		e.cfg.Observer.SayAlive(rest + e.cfg.AttemptMost())
 		if !pace.Sleep(ctx, rest) {
 			return

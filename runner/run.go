@@ -212,8 +212,8 @@ func (r *run) attributes() []any {
 		numbers = append(numbers, l.Number)
 	}
 	attrs := []any{"id", numbers}
-	if r.held.Slot > 0 {
-		attrs = append(attrs, "slot", r.held.Slot)
+	if r.held.Slot() > 0 {
+		attrs = append(attrs, "slot", r.held.Slot())
 	}
 	if r.held.Took > 0 {
 		attrs = append(attrs, "waited", r.held.Took)
@@ -235,8 +235,8 @@ func (r *run) environment() []string {
 		"PGLEAD_SYSTEM_ID="+r.held.SystemID,
 		fmt.Sprintf("PGLEAD_BACKEND_PID=%d", r.held.Session.BackendPID()),
 	)
-	if r.held.Slot > 0 {
-		env = append(env, fmt.Sprintf("PGLEAD_SLOT=%d", r.held.Slot))
+	if r.held.Slot() > 0 {
+		env = append(env, fmt.Sprintf("PGLEAD_SLOT=%d", r.held.Slot()))
 	}
 	return env
 }

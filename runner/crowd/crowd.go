@@ -127,16 +127,13 @@ func MayStay(rank, waiting, free, of int) bool {
 	return lacking <= 0 || rank == 1 || rank <= waiting-lacking
 }
 
-// StaysAnyway says whether a waiter keeps its connection even if none is free.
-func StaysAnyway(rank, waiting, of int) bool { return MayStay(rank, waiting, 0, of) }
-
 // CrowdedBackoff is the backoff of a waiter that gave its connection back, or found none. Finding
 // room in between does not reset it.
 func CrowdedBackoff() *pace.Backoff { return pace.Doubling(8*time.Second, 30*time.Second) }
 
-// AwayBounds are the bounds of the random time for which a waiter with this backoff stays away.
+// NextAway are the bounds of the random time for which a waiter with this backoff stays away.
 // They are wide, so that the waiters do not all come back at once.
-func AwayBounds(crowded *pace.Backoff) (least, most time.Duration) {
+func NextAway(crowded *pace.Backoff) (least, most time.Duration) {
 	most = crowded.Next()
 	return most / 8, most
 }
@@ -155,9 +152,9 @@ func FullBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, tim
 // PollBackoff is the backoff of tries where there is no line.
 func PollBackoff() *pace.Backoff { return pace.Doubling(250*time.Millisecond, time.Second) }
 
-// PollBounds are the bounds of the random time until the next try. When the backoff has come
+// NextPoll are the bounds of the random time until the next try. When the backoff has come
 // to a second, a thousand waiters make five hundred tries a second.
-func PollBounds(polls *pace.Backoff) (least, most time.Duration) {
+func NextPoll(polls *pace.Backoff) (least, most time.Duration) {
 	least = polls.Next()
 	return least, 3 * least
 }

@@ -40,7 +40,7 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 		s: s, cfg: cfg, preparation: newPreparation(s, nil), news: make(chan struct{}, 1),
 		evidence: map[lockkey.ID]*evidence.Evidence{}, contested: map[lockkey.ID]bool{},
 	}
-	b.held, b.place = b.nothingHeld(), place{claim: &b.cfg.Claim}
+	b.held = b.nothingHeld()
 	if contested {
 		b.contest(cfg.Claim.locks())
 	}
@@ -148,11 +148,8 @@ func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
 // firstTrySQL is the SQL expression of the first try. Unless it is a list's, it travels with the
 // login as session.Config.FirstTry, and Try takes the answer from the session.
 func (cfg *Config) firstTrySQL() string {
-	switch claim := cfg.Claim; {
-	case len(claim.IDs) == 0:
-		return ""
-	case cfg.Wait > 0 && !cfg.Session.Transaction:
-		return advisory.TryOrArriveSQL(claim.locks(), claim.Gate)
+	if cfg.Wait > 0 && !cfg.Session.Transaction {
+		return advisory.TryOrArriveSQL(cfg.Claim.locks(), cfg.Claim.Gate)
 	}
 	return cfg.tryMissingSQL(cfg.Claim.locks(), false)
 }
@@ -165,9 +162,6 @@ func (cfg *Config) firstTrySQL() string {
 func (b *Bid) noteResult(result tried) (some bool) {
 	b.place.arriving = b.place.arriving || result.arrived
 	b.held.Locks = append(b.held.Locks, result.won...)
-	if b.cfg.Claim.takesAny() && len(result.won) > 0 {
-		b.held.Slot = 1 + slices.Index(b.cfg.Claim.IDs, result.won[0].ID)
-	}
 	b.held.verdict = b.held.verdict.And(b.verdictOnAll(result.won))
 	if !b.Complete() {
 		b.noteRefusal(b.refused())
@@ -232,14 +226,13 @@ func insist(ctx context.Context, s *session.Session, queries ...string) error {
 // giveBackQueries are the queries that give the locks back. If a token was drawn they announce a
 // clean end, but only if no earlier command can be alive: a waiter that hears it starts at once.
 func (b *Bid) giveBackQueries() []string {
-	h := *b.held
+	h := b.held.unstarted()
 	switch {
 	case len(h.Locks) == 0:
 		return nil
 	case b.cfg.Session.Transaction:
 		return []string{"ROLLBACK"}
 	}
-	h.verdict.CoversEarlier = false // this run started no command, so it says nothing of earlier commands
 	words, unlock := h.endQueries("")
 	if !h.mayAnnounceEnd() {
 		words = nil

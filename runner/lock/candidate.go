@@ -77,17 +77,28 @@ func (c *Candidate) answered() {
 // and otherwise ctx's cause, or an error of prepare. If ctx ends while the start is under way at
 // the server, Acquire may succeed all the same: the caller then gives the locks back.
 func (c *Candidate) Acquire(ctx context.Context, prepare Prepare) (*Held, error) {
+	var held *Held
+	err := c.persist(ctx, func() (err error) {
+		held, err = c.attempt(ctx, prepare)
+		return err
+	})
+	if c.last = held; err != nil {
+		return nil, err
+	}
+	held.Took = time.Since(c.began)
+	return held, nil
+}
+
+// persist calls attempt until it succeeds, or fails for a reason that isn't waited out.
+func (c *Candidate) persist(ctx context.Context, attempt func() error) error {
 	c.begin()
 	for p := newReconnects(); ; {
-		held, err := c.attempt(ctx, prepare)
+		err := attempt()
 		if err == nil {
-			held.Took = time.Since(c.began)
-			c.last = held
-			return held, nil
+			return nil
 		}
 		if err = c.outlast(ctx, p, err); err != nil {
-			c.last = nil
-			return nil, err
+			return err
 		}
 	}
 }
@@ -122,21 +133,22 @@ func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error)
 
 // Open opens a session for bids of the caller's own, and calls ready with it. It waits as Acquire
 // does.
-func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error) (*session.Session, error) {
-	c.begin()
-	for p := newReconnects(); ; {
-		s, err := c.openSession(ctx, "")
-		if err == nil {
-			if err = ready(s); err == nil {
-				c.cfg.Observer.away(nil)
-				return s, nil
-			}
+func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error) (s *session.Session, err error) {
+	err = c.persist(ctx, func() error {
+		if s, err = c.openSession(ctx, ""); err != nil {
+			return err
+		}
+		if err = ready(s); err != nil {
 			s.Close()
+			return err
 		}
-		if err = c.outlast(ctx, p, err); err != nil {
-			return nil, err
-		}
+		c.cfg.Observer.away(nil)
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
+	return s, nil
 }
 
 // openSession opens a session whose login carries the SQL expression firstTry, or none.
@@ -241,7 +253,7 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	}
 	rest := p.next(c.rank, err)
 	if isFull(err) && cfg.Wait > 0 {
-		rest = pace.Between(crowd.AwayBounds(p.crowded))
+		rest = pace.Between(crowd.NextAway(p.crowded))
 	}
 	rest = crowd.AwayFor(rest, c.timeLeft())
 	waitsOut := session.Passing(err) || cfg.Endures && c.Reached()

@@ -65,11 +65,10 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 // that announced a start and was given up before its command started. It does so even after a
 // signal. It announces no more than giveBackQueries.
 func (w *waiter) reportUnstarted(ctx context.Context) {
-	h := *w.held
+	h := w.held.unstarted()
 	if !h.mayAnnounceEnd() {
 		return
 	}
-	h.verdict.CoversEarlier, h.end.Outcome = false, ledger.Stopped
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateMost)
 	defer cancel()
 	h.ReportEndAfterLoss(ctx)

@@ -19,7 +19,6 @@ type Held struct {
 	cfg     *Config // the bid's
 	Session *session.Session
 	Locks   []advisory.Lock
-	Slot    int // with a gate: the index of the lock in the claim, from 1
 	// verdict says how long the locks are held before the command may start (0: no earlier command
 	// is alive), and whether a clean end means that the commands of all earlier holders are dead,
 	// too.
@@ -55,6 +54,21 @@ type tenure struct {
 // nothingHeld is what a bid has before it has got anything.
 func (b *Bid) nothingHeld() *Held {
 	return &Held{cfg: &b.cfg, Session: b.s, verdict: evidence.Verdict{CoversEarlier: true}, requests: make(chan struct{}, 1)}
+}
+
+// Slot is, with a gate, the index of the lock in the claim, from 1; otherwise it is 0.
+func (h *Held) Slot() int {
+	if !h.cfg.Claim.takesAny() || len(h.Locks) == 0 {
+		return 0
+	}
+	return 1 + slices.Index(h.cfg.Claim.IDs, h.Locks[0].ID)
+}
+
+// unstarted is what is held, for an end without a command. Such an end says nothing of earlier
+// commands.
+func (h Held) unstarted() *Held {
+	h.verdict.CoversEarlier = false
+	return &h
 }
 
 // mayAnnounceEnd says whether locks under which no command was started may be given back with an
@@ -152,15 +166,11 @@ func (h *Held) Close() {
 }
 
 // releaseParts is endQueries, preceded by queries that show the end and wait for arriving waiters.
-// With a quorum no waiter arrives.
 func (h *Held) releaseParts() (queries []string, unlock string) {
 	words, unlock := h.endQueries(h.prefers)
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
 	if h.showsEnd && !h.cfg.Claim.Shared {
 		words = append([]string{h.showEndQuery()}, words...)
-	}
-	if h.cfg.Session.Quorum {
-		return words, unlock
 	}
 	return append(h.awaitArrivalsQuery(), words...), unlock
 }

@@ -152,7 +152,7 @@ func (w *waiter) takeGate(ctx context.Context, found *look) error {
 	if w.place.has[gateLock] || !w.cfg.Claim.takesAny() && (w.cfg.Claim.Shared || !readers) {
 		return nil
 	}
-	n, err := w.number(ctx, "SELECT "+w.place.lock(gateLock).TrySQL()+"::int")
+	n, err := w.number(ctx, "SELECT "+w.lineLock(gateLock).TrySQL()+"::int")
 	if err == nil && n == 1 {
 		w.place.has[gateLock] = true
 	}
@@ -175,7 +175,7 @@ func (w *waiter) makeRoom(ctx context.Context, found *look) error {
 		}
 		w.limits = &limits
 	}
-	if crowd.StaysAnyway(w.turn.rank, found.waiting, w.limits.Server) {
+	if crowd.MayStay(w.turn.rank, found.waiting, 0, w.limits.Server) {
 		return nil
 	}
 	left, err := w.limits.Room(ctx, w.s)
@@ -190,7 +190,6 @@ func (w *waiter) makeRoom(ctx context.Context, found *look) error {
 
 // place is a bid's place in line, and the server's locks that it has for that.
 type place struct {
-	claim    *Claim     // the bid's
 	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
 	ticket   uint32     // the lower half of the ticket's number
 	has      [placeLockCount]bool
@@ -208,15 +207,16 @@ const (
 	placeLockCount
 )
 
-// lock is one of those locks.
-func (p *place) lock(which placeLock) advisory.Lock {
-	ticket := advisory.TicketOf(p.line, p.ticket, p.claim.Shared)
+// lineLock is one of the locks that go with the bid's place.
+func (b *Bid) lineLock(which placeLock) advisory.Lock {
+	p, claim := &b.place, b.cfg.Claim
+	ticket := advisory.TicketOf(p.line, p.ticket, claim.Shared)
 	switch which {
 	case markLock:
 		return advisory.MarkOf(ticket)
 	case gateLock:
-		if p.claim.Gate != nil {
-			return advisory.Exclusive(*p.claim.Gate)
+		if claim.takesAny() {
+			return advisory.Exclusive(*claim.Gate)
 		}
 		return advisory.GateOf(p.line) // against readers
 	case callLock:
@@ -240,10 +240,10 @@ func (b *Bid) nextLine() lockkey.ID {
 // leaveSQL are SQL expressions that free the locks that the bid has for its place. The lock
 // of a call is among them: it must not be kept for as long as the command runs, since each dormant
 // waiter that hears a call looks. A holder that calls takes it anew (Held.Call).
-func (p *place) leaveSQL() (columns []string) {
-	for which, has := range p.has {
+func (b *Bid) leaveSQL() (columns []string) {
+	for which, has := range b.place.has {
 		if has {
-			columns = append(columns, p.lock(placeLock(which)).UnlockSQL())
+			columns = append(columns, b.lineLock(placeLock(which)).UnlockSQL())
 		}
 	}
 	return columns
@@ -255,14 +255,14 @@ func (p *place) noteFreed() { p.has = [placeLockCount]bool{} }
 
 // leaveLine gives up the place in line, and then sends the queries also.
 func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
-	err := b.send(ctx, append(selectQuery(b.place.leaveSQL()), also...)...)
+	err := b.send(ctx, append(selectQuery(b.leaveSQL()), also...)...)
 	b.place.noteFreed()
 	return err
 }
 
 // leaveQuery is the query that leaves the line, and frees all marks, if the bid has any of that.
 func (b *Bid) leaveQuery() []string {
-	return selectQuery(slices.Concat(b.place.leaveSQL(), b.freeCommonSQL()))
+	return selectQuery(slices.Concat(b.leaveSQL(), b.freeCommonSQL()))
 }
 
 // noteLeft notes that leaveQuery was sent. If the server rejects another query of that message,

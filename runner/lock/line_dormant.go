@@ -33,7 +33,7 @@ func (w *waiter) goDormant(ctx context.Context) error {
 		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.place.line).ID).TryXactSQL()}, Then: w.hearCall},
 	})
 	if w.place.has[markLock] { // the mark goes before the UNLISTEN, so that nobody relies on it
-		if err := w.send(ctx, "SELECT "+w.place.lock(markLock).UnlockSQL()); err != nil {
+		if err := w.send(ctx, "SELECT "+w.lineLock(markLock).UnlockSQL()); err != nil {
 			return err
 		}
 		w.place.has[markLock] = false
@@ -64,7 +64,7 @@ func (w *waiter) callIfFew(ctx context.Context, found *look) error {
 	if few == w.place.has[callLock] {
 		return nil
 	}
-	call := w.place.lock(callLock)
+	call := w.lineLock(callLock)
 	sql := call.UnlockSQL()
 	if few {
 		sql = call.TrySQL()

@@ -145,9 +145,10 @@ const arrivalMost = "200ms"
 
 // awaitArrivalsQuery is a query that waits until nobody is arriving for any of the locks. It fails
 // at the first lock for which that takes longer than arrivalMost: another program may hold the
-// arrival lock for ever. With a ledger it isn't needed: the ledger says how a holder ended.
+// arrival lock for ever. With a ledger it isn't needed: the ledger says how a holder ended. With a
+// quorum nobody arrives.
 func (h *Held) awaitArrivalsQuery() (query []string) {
-	if h.listened || h.owed != nil {
+	if h.cfg.Session.Quorum || h.listened || h.owed != nil {
 		return nil
 	}
 	columns := []string{fmt.Sprintf("pg_catalog.set_config('lock_timeout', '%s', true)", arrivalMost)}

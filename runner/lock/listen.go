@@ -15,61 +15,43 @@ import (
 
 // Listen starts to collect the announcements about the locks.
 func (b *Bid) Listen(ctx context.Context) error {
-	if len(b.deafTo()) == 0 && !b.unknownHolder {
+	if b.listens() && !b.unknownHolder {
 		return nil
 	}
 	_, err := b.listenAndLook(ctx)
 	return err
 }
 
-// listenAndLook starts to collect the announcements about the locks, and then looks for their
-// holders. In the other order a holder could begin unseen and unheard. Other queries are sent in
-// between.
+// listenAndLook starts to collect the announcements about all of the locks, unless the bid listens
+// already, and then looks for their holders. In the other order a holder could begin unseen and
+// unheard. Other queries are sent in between.
 func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*look, error) {
-	deaf := b.deafTo()
-	b.collect(deaf)
-	return b.look(ctx, append(listenQuery(deaf), between...)...)
-}
-
-// deafTo are the locks that the session does not listen to.
-func (b *Bid) deafTo() (locks []advisory.Lock) {
-	for _, l := range b.cfg.Claim.locks() {
-		if b.evidence[l.ID] == nil {
-			locks = append(locks, l)
+	var queries []string
+	if !b.listens() {
+		var listen []string
+		for _, l := range b.cfg.Claim.locks() {
+			b.collect(l)
+			listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, evidence.Channel(l.ID)))
 		}
+		queries = []string{strings.Join(listen, ";")}
 	}
-	return locks
+	return b.look(ctx, append(queries, between...)...)
 }
 
-// collect makes the session collect announcements about these locks from now on.
-func (b *Bid) collect(locks []advisory.Lock) {
-	for _, l := range locks {
-		e := evidence.New(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
-		b.evidence[l.ID] = e
-		b.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
-			if a, ok := e.Hear(pid, payload); ok {
-				a.Lock = l.ID
-				select {
-				case b.mail <- a:
-				default: // there are too many, or the bid stands in no line
-				}
-				nudge(b.news)
+// collect makes the session collect announcements about a lock from now on.
+func (b *Bid) collect(l advisory.Lock) {
+	e := evidence.New(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
+	b.evidence[l.ID] = e
+	b.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
+		if a, ok := e.Hear(pid, payload); ok {
+			a.Lock = l.ID
+			select {
+			case b.mail <- a:
+			default: // there are too many, or the bid stands in no line
 			}
-		})
-	}
-}
-
-// listenQuery is a query that makes the server send announcements about these locks, if there are
-// any.
-func listenQuery(locks []advisory.Lock) (query []string) {
-	var listen []string
-	for _, l := range locks {
-		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, evidence.Channel(l.ID)))
-	}
-	if len(listen) > 0 {
-		query = []string{strings.Join(listen, ";")}
-	}
-	return query
+			nudge(b.news)
+		}
+	})
 }
 
 // Unlisten stops listening.

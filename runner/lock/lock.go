@@ -15,7 +15,7 @@
 //	candidate  a process that wants a claim, and opens a new session when it lost one
 //	bid        a claim on one session, as far as it is granted: it tries for what is missing
 //	waiter     a candidate's bid, and what it knows of its line while it waits
-//	held       what a bid has got so far: locks, and later the token
+//	held       what a bid has got so far: locks, and from the draw of the token on its tenure
 //	settle     the steps from the last lock to the start: the lock-delay, the token, the ledger
 //
 // The others are here to be looked up. About one run:
@@ -25,7 +25,7 @@
 //	refused    a try is refused if others hold the lock, and so is a run that gives up for
 //	           that reason. A try that the server answers with an error is rejected
 //	draw       the query that makes the token, and announces the start with it (drawQuery)
-//	tenure     one holding of a lock, from its token to its end
+//	tenure     one holding of the locks, from the draw to the end
 //
 // What a waiter knows:
 //
@@ -57,8 +57,8 @@
 //	Candidate.Acquire    candidate.go  sessions come and go
 //	  attempt                          opens one; the first try travels with the login
 //	    waiter.acquire   waiter.go     again after each pause in the ledger
-//	      take                         Bid.Try and, if it is refused, wait
-//	        wait                       joins the line (line.go); then it sleeps, decides and acts
+//	      take                         Bid.Try and, if it is refused, standInLine
+//	        standInLine                joins the line (line.go); then it sleeps, decides and acts
 //	          tryNow                   Bid.Try, or a burst
 //	            noteResult  bid.go     what was granted
 //	      Bid.Settle     settle.go     until the command may start

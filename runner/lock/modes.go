@@ -26,7 +26,7 @@ package lock
 //	                         the guard's word of the end waits for none      Held.EncodedRelease
 //	                         the server is asked once more after a grant     Bid.Settle
 //	                         the first try does not travel with the login,   session.Open,
-//	                         and nobody waits for those who arrive           Held.releaseParts
+//	                         and nobody waits for those who arrive           awaitArrivalsQuery
 //	of a list (OfList)       the session outlives the lock, and holds others Held.Close, Exchange
 //	                         ends are announced to all, in line or not       Held.wordQuery
 //	                         nobody stands in line: the list comes back      package runner, each_*.go

@@ -17,8 +17,8 @@ func TestSlots(t *testing.T) {
 	var holders []*lock.Held
 	for i := range n {
 		h := acquire(t, cfg)
-		if h.Slot != i+1 {
-			t.Fatalf("holder %d is granted slot %d", i+1, h.Slot)
+		if h.Slot() != i+1 {
+			t.Fatalf("holder %d is granted slot %d", i+1, h.Slot())
 		}
 		holders = append(holders, h)
 	}
@@ -34,8 +34,8 @@ func TestSlots(t *testing.T) {
 
 	release(t, holders[1])
 	h := next.held(t)
-	if h.Slot != 2 || delayed(next) {
-		t.Errorf("slot 2 has come free, and %d is granted: %v", h.Slot, next.said())
+	if h.Slot() != 2 || delayed(next) {
+		t.Errorf("slot 2 has come free, and %d is granted: %v", h.Slot(), next.said())
 	}
 	inLine(t, server, gate, 1)
 	if !behind.waits() {
@@ -47,8 +47,8 @@ func TestSlots(t *testing.T) {
 	holdsAndWaits(t, behind)
 	lock.ReportLostRuns(t.Context(), h)
 	second := behind.held(t)
-	if second.Slot != 2 {
-		t.Errorf("slot 2 was torn away, and %d is granted", second.Slot)
+	if second.Slot() != 2 {
+		t.Errorf("slot 2 was torn away, and %d is granted", second.Slot())
 	}
 	if n := advisoryLocks(t, server); n != "3" {
 		t.Errorf("%s locks, with three slots taken and nobody in line", n)
@@ -62,8 +62,8 @@ func TestSlots(t *testing.T) {
 	}
 	run(t, psql, "SELECT pg_advisory_unlock("+gate.String()+")")
 	newcomer := acquire(t, once)
-	if newcomer.Slot != 2 {
-		t.Errorf("nobody is in line, slot 2 is free, and the newcomer has %d", newcomer.Slot)
+	if newcomer.Slot() != 2 {
+		t.Errorf("nobody is in line, slot 2 is free, and the newcomer has %d", newcomer.Slot())
 	}
 
 	// Runs with different numbers of slots share the slots that both have.
@@ -72,16 +72,16 @@ func TestSlots(t *testing.T) {
 	if try(t, bid(t, fewer)) {
 		t.Error("slots 1 and 2 are taken, also for whom there are no others")
 	}
-	if h := acquire(t, more); h.Slot != 4 {
-		t.Errorf("of four slots the last is free, and %d is granted", h.Slot)
+	if h := acquire(t, more); h.Slot() != 4 {
+		t.Errorf("of four slots the last is free, and %d is granted", h.Slot())
 	}
 	// Through a pooler there is no line, and still no more than there are slots.
 	if try(t, bid(t, inTransaction(once))) {
 		t.Error("one too many, in a transaction")
 	}
 	release(t, holders[2])
-	if h := acquire(t, inTransaction(once)); h.Slot != 3 {
-		t.Errorf("slot 3 is free, and in a transaction %d is granted", h.Slot)
+	if h := acquire(t, inTransaction(once)); h.Slot() != 3 {
+		t.Errorf("slot 3 is free, and in a transaction %d is granted", h.Slot())
 	}
 }
 

@@ -170,7 +170,7 @@ func (b *Bid) drawAndAnnounce(ctx context.Context) error {
 // showHolding makes the session's comment say what it holds.
 func (b *Bid) showHolding() {
 	d := b.cfg.Describe()
-	d.Token, d.Slot, d.Since = b.held.Token, b.held.Slot, time.Now()
+	d.Token, d.Slot, d.Since = b.held.Token, b.held.Slot(), time.Now()
 	b.show(d)
 }
 

@@ -70,7 +70,7 @@ func (b *Bid) askRoles(ctx context.Context) error {
 func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
 	e := b.evidence[id]
 	switch {
-	case e != nil && (e.State() != evidence.Quiet || b.contested[id]):
+	case e != nil && e.State() != evidence.Quiet:
 		return e.Verdict()
 	case b.contested[id]:
 		return evidence.None(b.cfg.LockDelay, b.cfg.Session.Lease)

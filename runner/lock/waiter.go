@@ -44,13 +44,24 @@ func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
 	return w
 }
 
-// acquire calls takeAndSettle again after each pause in the ledger, until the wait is over.
+// acquire takes the lock and prepares the start, again after each pause in the ledger until the
+// wait is over. The holder then looks for requests to step down, and calls those in line when it is
+// done.
 func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 	for {
-		held, err := w.takeAndSettle(ctx)
+		if err := w.take(ctx); err != nil {
+			return nil, err
+		}
+		w.candidate.answered()
+		held, err := w.Settle(ctx)
+		if err == nil {
+			held.followers = w.followers()
+			held.watchForStepDown()
+			return held, nil
+		}
 		paused := (*ledger.PausedError)(nil)
 		if !errors.As(err, &paused) || w.candidate.timeLeft() <= 0 {
-			return held, err
+			return nil, err
 		}
 		if err := w.waitForResume(ctx, paused); err != nil {
 			return nil, err
@@ -58,27 +69,11 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 	}
 }
 
-// takeAndSettle takes the lock and prepares the start. The holder then looks for requests to step
-// down, and calls those in line when it is done.
-func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
-	if err := w.take(ctx); err != nil {
-		return nil, err
-	}
-	w.candidate.answered()
-	held, err := w.Settle(ctx)
-	if err != nil {
-		return nil, err
-	}
-	held.followers = w.followers()
-	held.watchForStepDown()
-	return held, nil
-}
-
 // take takes the lock: it tries first, and then waits for as long as Config.Wait allows. A waiter
 // that comes back, after a loss or a pause, must not pass those in line, and tries only when it is
 // its turn. In a transaction there is no line.
 func (w *waiter) take(ctx context.Context) error {
-	triesFirst, wait := len(w.contested) == 0, w.wait
+	triesFirst, wait := len(w.contested) == 0, w.standInLine
 	if w.cfg.Session.Transaction {
 		triesFirst, wait = true, w.poll
 	}
@@ -121,10 +116,10 @@ func (w *waiter) beginWait() error {
 	return w.preparation.done()
 }
 
-// wait is the loop in line: it waits for news or the next due time, decides, and acts, until
+// standInLine is the loop in line: it waits for news or the next due time, decides, and acts, until
 // something is granted or the time is up. Of several locks it gets only the next one: the caller's
 // Try takes the rest.
-func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
+func (w *waiter) standInLine(ctx context.Context) (granted bool, err error) {
 	if err := w.join(ctx); err != nil {
 		return false, err
 	}
@@ -238,7 +233,7 @@ const (
 func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	locks, queries, draws := w.cfg.Claim.locks(), []string{w.burstQuery(0)}, w.mayDrawWithTry()
 	if draws {
-		queries = append(queries, w.drawQuery(locks, w.place.leaveSQL()...))
+		queries = append(queries, w.drawQuery(locks, w.leaveSQL()...))
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
@@ -293,7 +288,7 @@ func (w *waiter) poll(ctx context.Context) (granted bool, err error) {
 		if err := w.tellObserver(ctx); err != nil {
 			return false, err
 		}
-		if !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), w.candidate.timeLeft())) {
+		if !pace.Sleep(ctx, min(pace.Between(crowd.NextPoll(polls)), w.candidate.timeLeft())) {
 			return false, context.Cause(ctx)
 		}
 		if granted, err := w.Try(ctx); err != nil || granted {

@@ -76,7 +76,7 @@ func (n *node) noRoom() {
 
 // away makes a waiter without a connection come again later.
 func (n *node) away() {
-	rest := crowd.AwayFor(n.s.between(crowd.AwayBounds(n.crowded)), n.left())
+	rest := crowd.AwayFor(n.s.between(crowd.NextAway(n.crowded)), n.left())
 	if n.left() <= rest {
 		n.end(&n.s.unreachable)
 		return
@@ -198,6 +198,6 @@ func (n *node) trial() {
 		}
 		s.leave()
 		n.returns = true
-		s.after(min(s.between(crowd.PollBounds(n.polls)), n.left()), func() { s.pooled.work(s.costs.poolerTrip, n.trial) })
+		s.after(min(s.between(crowd.NextPoll(n.polls)), n.left()), func() { s.pooled.work(s.costs.poolerTrip, n.trial) })
 	})
 }

@@ -186,7 +186,7 @@ func (n *node) placed(rank int, holder *node) {
 			n.tryAt += crowd.TurnPatience
 		}
 	}
-	if rank == 1 || crowd.StaysAnyway(rank, len(n.l.line), s.connections) {
+	if rank == 1 || crowd.MayStay(rank, len(n.l.line), 0, s.connections) {
 		n.duties(holder)
 		return
 	}
