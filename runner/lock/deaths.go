@@ -76,7 +76,7 @@ func (w *waiter) reportUnstarted(ctx context.Context) {
 
 // deathMatters says whether a waiter may act on the news of the command's death.
 func (h *Held) deathMatters() bool {
-	return h.cfg.LockDelay > 0 && !h.cfg.Session.Transaction && !h.cfg.Claim.Shared
+	return h.cfg.LockDelay > 0 && h.cfg.hasLine() && !h.cfg.Claim.Shared
 }
 
 // announceDeaths opens a new session, on which it notes the ends in the ledger, if the ledger has

@@ -33,6 +33,10 @@ package lock
 //	with a ledger            every start learns how the last run ended       startInLedger
 //	                         nobody calls, or waits for those who arrive     followers, awaitArrivalsQuery
 
+// hasLine says whether those who wait stand in line, where they hear of the end. In a transaction
+// they poll: through a pooler nobody can listen, and so nothing is announced either.
+func (cfg *Config) hasLine() bool { return !cfg.Session.Transaction }
+
 // takesOne says whether the claim is to one lock, and no other will do.
 func (c Claim) takesOne() bool { return c.Gate == nil && len(c.IDs) == 1 }
 

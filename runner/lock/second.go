@@ -30,7 +30,7 @@ func (b *Bid) drawOnSecond(ctx context.Context) error {
 		return session.NotPostgreSQL()
 	}
 	var queries []string
-	if !b.cfg.Session.Transaction {
+	if b.cfg.hasLine() {
 		for _, l := range b.held.Locks {
 			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayloadSQL(l, drawn[0])))
 		}

@@ -71,10 +71,10 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 
 // take takes the lock: it tries first, and then waits for as long as Config.Wait allows. A waiter
 // that comes back, after a loss or a pause, must not pass those in line, and tries only when it is
-// its turn. In a transaction there is no line.
+// its turn.
 func (w *waiter) take(ctx context.Context) error {
 	triesFirst, wait := len(w.contested) == 0, w.standInLine
-	if w.cfg.Session.Transaction {
+	if !w.cfg.hasLine() {
 		triesFirst, wait = true, w.poll
 	}
 	if triesFirst {
@@ -109,7 +109,7 @@ func (w *waiter) take(ctx context.Context) error {
 // beginWait prepares for a wait.
 func (w *waiter) beginWait() error {
 	w.cfg.Log.Info("waiting for the lock", "event", "waiting")
-	if !w.cfg.Session.Transaction {
+	if w.cfg.hasLine() {
 		w.beatPlainly()
 		w.s.StartHeartbeat()
 	}
