@@ -3,6 +3,7 @@
 package describe
 
 import (
+	"fmt"
 	"math"
 	"net/url"
 	"slices"
@@ -11,7 +12,6 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // Description is what a session says of itself in pg_stat_activity: in the comment in front
@@ -40,8 +40,8 @@ type Description struct {
 	Token int64
 	Since time.Time // the command's start or, with a Delay, that of the delay
 
-	// Beat is the number of the session's last request. Parse reads it. Comment
-	// doesn't write it: package session does.
+	// Beat is the number of the session's last request. Parse reads it, and Comment.Before writes
+	// it.
 	Beat uint64
 }
 
@@ -63,10 +63,30 @@ const (
 	mostShown = 950 // of those 1024, without the number of the request
 )
 
+// Comment is a description as it is put in front of statements.
+type Comment string
+
+// opens begins the comment.
+const opens = "/*pglead "
+
+// opening is how the comment begins in front of a request with this number, which shows other
+// sessions that this one is alive.
+func opening(request uint64) string { return fmt.Sprintf(opens+"beat='%d',", request) }
+
+// Before puts the comment in front of a query: the server cuts off the end of long statements.
+func (c Comment) Before(sql string, request uint64) string {
+	return opening(request) + string(c) + "*/ " + sql
+}
+
+// BeatSQL is an SQL expression for whether a row of pg_stat_activity shows this request.
+func BeatSQL(request uint64) string {
+	return "pg_catalog.starts_with(query, '" + strings.ReplaceAll(opening(request), "'", "''") + "')"
+}
+
 // Comment is the description as a session's comment. It also encodes /, so that nothing
 // in it ends the comment or begins another. The keys come last: if the server cuts off
 // keys that are too long, all the rest is there.
-func (d Description) Comment() string {
+func (d Description) Comment() Comment {
 	var fields []string
 	add := func(name, value string) {
 		if value != "" {
@@ -102,7 +122,7 @@ func (d Description) Comment() string {
 	keys := url.QueryEscape(strings.Join(d.Keys, "\n"))
 	add("note", escapeShort(d.Note, min(mostNoted, mostShown-len(strings.Join(fields, ","))-min(len(keys), leastKeys))))
 	add("key", keys)
-	return strings.Join(fields, ",")
+	return Comment(strings.Join(fields, ","))
 }
 
 // escapeShort encodes as much of a text as fits into most bytes.
@@ -122,7 +142,7 @@ func escapeShort(s string, most int) string {
 // server cut off, gives a wrong description at worst. Parse omits fields that can't be
 // right.
 func Parse(statement string) (d Description, ok bool) {
-	text, found := strings.CutPrefix(statement, session.CommentOpens)
+	text, found := strings.CutPrefix(statement, opens)
 	if !found {
 		return d, false
 	}

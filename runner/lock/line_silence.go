@@ -7,6 +7,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/crowd"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/evidence"
@@ -101,8 +102,8 @@ func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, last lastBeat, 
 		WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
 		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END
-FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND pg_catalog.starts_with(query, '/*pglead beat=''%d'',')`,
-		last.pid, last.opened, last.changed, last.beat))
+FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND %s`,
+		last.pid, last.opened, last.changed, describe.BeatSQL(last.beat)))
 	if err != nil {
 		return w.cfg.rejected(err)
 	}

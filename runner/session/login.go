@@ -137,14 +137,13 @@ const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 // it, so a statement that makes this setting itself would come too late.
 const OwnNames = "SET LOCAL search_path = " + safeSearchPath
 
-// withSettings puts readCommitted and OwnNames before a query, unless the session has these
+// settingsFor are readCommitted and OwnNames, to be put before a query, unless the session has these
 // settings.
-func (s *Session) withSettings(sql string) string {
-	begins := func(prefix string) bool { return strings.HasPrefix(sql, prefix) }
-	if s.cfg.Transaction && !s.holding.Load() && (begins("SELECT ") || begins(CommentOpens)) {
-		return readCommitted + "; " + OwnNames + "; " + sql
+func (s *Session) settingsFor(sql string) string {
+	if s.cfg.Transaction && !s.holding.Load() && isQuery(sql) {
+		return readCommitted + "; " + OwnNames + "; "
 	}
-	return sql
+	return ""
 }
 
 // askAtOnce asks in a transaction that doesn't wait (readCommitted). For nearly all roles that

@@ -25,6 +25,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
@@ -47,8 +48,8 @@ type Config struct {
 	ApplicationName string
 
 	// Comment is put before the session's statements, which pg_stat_activity shows to
-	// some roles. It must not contain the end or the beginning of a comment.
-	Comment string
+	// some roles.
+	Comment describe.Comment
 
 	// Transaction is for a pooler that gives the connection to others between transactions: a
 	// transaction that stays open has the locks, and no setting outlives it.
@@ -110,7 +111,7 @@ type Session struct {
 	holding atomic.Bool   // a transaction holds the lock, and has to stay open
 
 	mu          sync.Mutex       // guards all fields below, and others whose comments say so
-	comment     string           // before every query
+	comment     describe.Comment // before every query
 	parting     bool             // the goodbye was sent with a request
 	current     *roundTrip       // the request that the reader's messages answer
 	provenAt    boottime.Instant // when the last answered request was sent
@@ -204,7 +205,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 }
 
 // SetComment replaces Config.Comment from the next statement on.
-func (s *Session) SetComment(comment string) {
+func (s *Session) SetComment(comment describe.Comment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.comment = comment

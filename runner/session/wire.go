@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
@@ -167,7 +168,7 @@ func (s *Session) transmit(r Request) (*roundTrip, error) {
 	s.mu.Unlock()
 	s.requests++
 	for _, sql := range r.SQL {
-		s.fe.SendQuery(&pgproto3.Query{String: s.withSettings(commented(comment, s.requests, sql))})
+		s.fe.SendQuery(&pgproto3.Query{String: s.settingsFor(sql) + commented(comment, s.requests, sql)})
 	}
 	if r.Last {
 		s.fe.Send(&pgproto3.Terminate{})
@@ -193,19 +194,18 @@ func (s *Session) awaitReason(err error) {
 	}
 }
 
-// CommentOpens begins the comment in front of a session's statements.
-const CommentOpens = "/*pglead "
-
-// commented puts the session's comment in front of a query, with the number of the request,
-// which shows other sessions that this one is alive. The comment comes first because the
-// server cuts off the end of long statements. Only SELECT, WITH and EXECUTE get a comment:
-// pg_stat_statements would take any other statement for a new one each time.
-func commented(comment string, request uint64, sql string) string {
-	first, _, _ := strings.Cut(sql, " ")
-	if comment == "" || first != "SELECT" && first != "WITH" && first != "EXECUTE" {
+// commented puts the session's comment in front of a query. Other statements get none:
+// pg_stat_statements would take each for a new one each time.
+func commented(comment describe.Comment, request uint64, sql string) string {
+	if comment == "" || !isQuery(sql) {
 		return sql
 	}
-	return fmt.Sprintf("%sbeat='%d',%s*/ %s", CommentOpens, request, comment, sql)
+	return comment.Before(sql, request)
+}
+
+func isQuery(sql string) bool {
+	first, _, _ := strings.Cut(sql, " ")
+	return first == "SELECT" || first == "WITH" || first == "EXECUTE"
 }
 
 // Encoded is a request in the bytes of the protocol. The guard, which shares the socket, sends it
