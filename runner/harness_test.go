@@ -245,8 +245,9 @@ func lockingOn(t *testing.T, server *localpg.Server) Locking {
 		Claim: lock.Claim{IDs: []lockkey.ID{{Number: 1}}}, Wait: lock.Forever, LockDelay: time.Hour,
 		Session: session.Config{
 			Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second,
-			ApplicationName: "pglead:test@here", Private: true,
+			ApplicationName: "pglead:test@here",
 		},
-		Log: slog.New(slog.DiscardHandler),
+		Private: true,
+		Log:     slog.New(slog.DiscardHandler),
 	}
 }

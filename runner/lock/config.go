@@ -39,6 +39,10 @@ type Config struct {
 	// it never waits.
 	LockDelay time.Duration
 
+	// Private says that only this user on this machine can reach the server. There a first try
+	// never waits.
+	Private bool
+
 	// LongDelay: a longer delay before a start than this is logged as a warning.
 	LongDelay time.Duration
 

@@ -20,7 +20,7 @@ import (
 //	the claim is complete             Bid.Complete
 //	the delay is known                Bid.verdict, with each lock that is granted: by what was heard
 //	                                  (Evidence.Verdict) or, after a first try, by the server's
-//	                                  age (Session.FirstTryDelay). Package evidence has the states
+//	                                  age (firstTryDelay). Package evidence has the states
 //	                                  (evidence.go), and who may say what (closing.go)
 //	no earlier command is alive       waitOut or, with a ledger, waitForOpenRuns
 //	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token
@@ -90,7 +90,7 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 	if err := b.askRoles(ctx); err != nil {
 		return err
 	}
-	if b.s.FirstTryDelay(delay) > 0 {
+	if b.firstTryDelay(delay) > 0 {
 		if err := b.s.LearnAge(ctx); err != nil {
 			return err
 		}

@@ -65,8 +65,8 @@ func config(t *testing.T, dsn string, claim lock.Claim) lock.Config {
 		Claim: claim, Wait: lock.Forever, LockDelay: longDelay, Log: slog.New(slog.DiscardHandler),
 		Session: session.Config{
 			Database: database, Lease: lease, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test@here",
-			Private: true, // otherwise first tries would wait, since the servers are new; nothing else depends on it
 		},
+		Private:     true, // otherwise first tries would wait, since the servers are new; nothing else depends on it
 		Description: describe.Description{Host: "here"},
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
@@ -75,7 +76,25 @@ func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
 	case b.contested[id]:
 		return evidence.None(b.cfg.LockDelay, b.cfg.Session.Lease)
 	}
-	return evidence.Verdict{Delay: b.s.FirstTryDelay(b.cfg.LockDelay)}
+	return evidence.Verdict{Delay: b.firstTryDelay(b.cfg.LockDelay)}
+}
+
+// firstTryDelay is how long a bid that got the lock at its first try has to wait before the start.
+// If the server started, or was promoted, less than lockDelay ago, the bid waits for the rest of
+// lockDelay, since the lock may have had a holder before. That applies to a server without TCP,
+// too: the holder may have come to its socket through a pooler, ssh or a proxy.
+//
+// With a quorum, after a promotion, the former primary may have holders for as long as standbys
+// follow it.
+func (b *Bid) firstTryDelay(lockDelay time.Duration) time.Duration {
+	followed, promoted := b.s.FollowedFor()
+	switch {
+	case b.cfg.Private:
+		return 0
+	case promoted && followed < lockDelay:
+		return lockDelay
+	}
+	return max(0, lockDelay-b.s.ServerAge())
 }
 
 // verdictOnAll is the current verdict on all of these locks.

@@ -11,25 +11,19 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// FirstTryDelay is how long a run that got the lock at its first try has to wait before the start.
-// If the server started, or was promoted, less than lockDelay ago, the run waits for the rest of
-// lockDelay, since the lock may have had a holder before. That applies to a server without TCP,
-// too: the holder may have come to its socket through a pooler, ssh or a proxy.
-//
-// With a quorum, after a promotion, the former primary may have holders for as long as standbys
-// follow it. A standby that has followed this server for lockDelay has left the former primary at
-// least that long ago.
-func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
+// ServerAge is how long the server has kept its lock table, as far as is known: see ageInstantsSQL.
+func (s *Session) ServerAge() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.clock.now()
-	switch {
-	case s.cfg.Private:
-		return 0
-	case s.cfg.Quorum && s.facts.promoted && now.Sub(s.facts.attached) < lockDelay:
-		return lockDelay
-	}
-	return max(0, lockDelay-now.Sub(s.facts.began))
+	return s.clock.now().Sub(s.facts.began)
+}
+
+// FollowedFor is how long as many standbys as a quorum's commit needs have followed this server, if
+// that was ever promoted. They have left the former primary at least that long ago.
+func (s *Session) FollowedFor() (d time.Duration, promoted bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.clock.now().Sub(s.facts.attached), s.facts.promoted
 }
 
 // SetServerAge takes the value of ServerAgeSQL from the server that granted the lock. Behind

@@ -47,16 +47,15 @@ func TestAgeOfPromoted(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	const hour = time.Hour
-	// seems is how old the server seems, at most and before and after LearnAge.
+	// seems is how old the server seems, before and after LearnAge.
 	seems := func(role string) (before, after time.Duration) {
 		t.Helper()
 		s := open(t, fmt.Sprintf("host=%s user=%s dbname=postgres", server.Socket, role))
-		before = hour - s.FirstTryDelay(hour)
+		before = s.ServerAge()
 		if err := s.LearnAge(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		return before, hour - s.FirstTryDelay(hour)
+		return before, s.ServerAge()
 	}
 	eventually(t, "the first checkpoint after the promotion is done", func() bool {
 		return ask("SELECT timeline_id FROM pg_control_checkpoint()") == "2"

@@ -62,9 +62,6 @@ type Config struct {
 	// nothing that FirstTry takes may outlive the statement.
 	FirstTry, LoginQuestion string
 
-	// Private says that only this user on this machine can reach the server.
-	Private bool
-
 	// Quorum adds a second session, whose heartbeats wait for the synchronous standbys: see
 	// second.go.
 	Quorum bool
