@@ -72,16 +72,16 @@ func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cob
 	scheme, _ := flags.GetString("key-scheme")
 	ctx, cancel := context.WithTimeout(context.Background(), completionTimeout)
 	defer cancel()
-	viewer, err := openAside(ctx, cmd, "pglead completion", completionTimeout)
+	client, err := openAside(ctx, cmd, "pglead completion", completionTimeout)
 	if err != nil {
 		return nil, nothing
 	}
-	defer viewer.Close()
-	views, err := inspect.Views(ctx, viewer, inspect.Sought{})
+	defer client.Close()
+	views, err := inspect.Views(ctx, client, inspect.Sought{})
 	if err != nil {
 		return nil, nothing
 	}
-	keys := keysRemembered(ctx, viewer, cmd.Name(), toComplete)
+	keys := keysRemembered(ctx, client, cmd.Name(), toComplete)
 	for _, l := range inspect.Locks(views) {
 		if l.Key != nil && (scheme == "" || l.Scheme == scheme) && strings.HasPrefix(*l.Key, toComplete) && plain(*l.Key) && !slices.Contains(keys, *l.Key) {
 			keys = append(keys, *l.Key)
@@ -91,12 +91,12 @@ func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cob
 }
 
 // keysRemembered are the ledger's keys, for commands that work on these.
-func keysRemembered(ctx context.Context, viewer *session.Viewer, command, prefix string) []string {
+func keysRemembered(ctx context.Context, client *session.Client, command, prefix string) []string {
 	const most = 100
 	if !slices.Contains(strings.Fields(ledgers), command) {
 		return nil
 	}
-	ask, err := grantedLedger(ctx, viewer)
+	ask, err := grantedLedger(ctx, client)
 	if err != nil || ask == nil {
 		return nil
 	}

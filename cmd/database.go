@@ -74,7 +74,7 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 
 // openAside connects for a side question: with little patience, without messages, and
 // without starting the private server.
-func openAside(ctx context.Context, cmd *cobra.Command, name string, patience time.Duration) (*session.Viewer, error) {
+func openAside(ctx context.Context, cmd *cobra.Command, name string, patience time.Duration) (*session.Client, error) {
 	flag := cmd.Flags().Lookup("dsn")
 	if flag.Value.String() == embedded {
 		return nil, errors.New("the private server would have to be started")
@@ -83,5 +83,5 @@ func openAside(ctx context.Context, cmd *cobra.Command, name string, patience ti
 	if err != nil {
 		return nil, err
 	}
-	return session.OpenViewer(ctx, session.Config{Database: db.config, ConnectTimeout: patience, ApplicationName: name})
+	return session.OpenClient(ctx, session.Config{Database: db.config, ConnectTimeout: patience, ApplicationName: name})
 }

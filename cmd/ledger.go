@@ -111,10 +111,10 @@ func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io
 	}
 	connect := f.withWriter
 	if action == "status" {
-		connect = func(do func(context.Context, *session.Viewer) error) error { return f.withReader(u, do) }
+		connect = func(do func(context.Context, *session.Client) error) error { return f.withReader(u, do) }
 	}
-	return connect(func(ctx context.Context, viewer *session.Viewer) error {
-		found, err := findLedger(ctx, viewer, f.target())
+	return connect(func(ctx context.Context, client *session.Client) error {
+		found, err := findLedger(ctx, client, f.target())
 		if err != nil {
 			return err
 		}

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os/signal"
 	"slices"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -57,7 +56,7 @@ func (f *lookFlags) lockFlags(cmd *cobra.Command) {
 // withLocksOf connects to the primary, asks for the locks of a key, and calls do with them.
 func (f *lookFlags) withLocksOf(
 	u *ui, cmd *cobra.Command, key string,
-	do func(ctx context.Context, viewer *session.Viewer, claim lock.Claim, locks []*inspect.Lock) error,
+	do func(ctx context.Context, client *session.Client, claim lock.Claim, locks []*inspect.Lock) error,
 ) error {
 	f.keys = []string{key}
 	claim, err := f.claim()
@@ -67,19 +66,19 @@ func (f *lookFlags) withLocksOf(
 	if err := f.resolveServer(u, cmd); err != nil {
 		return err
 	}
-	return f.withPrimary(func(ctx context.Context, viewer *session.Viewer) error {
-		claim, locks, err := f.locksOf(ctx, viewer, claim)
+	return f.withPrimary(func(ctx context.Context, client *session.Client) error {
+		claim, locks, err := f.locksOf(ctx, client, claim)
 		if err != nil {
 			return err
 		}
-		return do(ctx, viewer, claim, locks)
+		return do(ctx, client, claim, locks)
 	})
 }
 
 // locksOf asks the server for the locks of a key. Without --slots it infers the number of slots
 // from what holders and waiters say, or otherwise from the slots that are held. It returns
 // the claim with that many slots.
-func (f *lookFlags) locksOf(ctx context.Context, viewer *session.Viewer, claim lock.Claim) (lock.Claim, []*inspect.Lock, error) {
+func (f *lookFlags) locksOf(ctx context.Context, client *session.Client, claim lock.Claim) (lock.Claim, []*inspect.Lock, error) {
 	sought := claim.Sought()
 	slots := map[lockkey.ID]int{}
 	if scheme, err := f.scheme(); err == nil && f.slots == 1 {
@@ -94,7 +93,7 @@ func (f *lookFlags) locksOf(ctx context.Context, viewer *session.Viewer, claim l
 			}
 		}
 	}
-	views, err := inspect.Views(ctx, viewer, sought)
+	views, err := inspect.Views(ctx, client, sought)
 	if err != nil {
 		return claim, nil, err
 	}
@@ -128,10 +127,6 @@ func oneKey(cmd *cobra.Command, args []string) error {
 	return &usageError{err: err, hint: cmd.CommandPath() + " invoice_gen/SUB-1234"}
 }
 
-// answerTimeout is how long a command that looks waits for an answer. The server waits 3 s for the
-// ledger's tables, and may need some more for a long history on a busy disk.
-const answerTimeout = 30 * time.Second
-
 // resolveServer finds out where the locks are, and how to connect there.
 func (f *lookFlags) resolveServer(u *ui, cmd *cobra.Command) error {
 	if err := f.checkTimeout(); err != nil {
@@ -144,8 +139,7 @@ func (f *lookFlags) resolveServer(u *ui, cmd *cobra.Command) error {
 	}
 	db, err := f.database(u, cmd, false)
 	f.server = session.Config{
-		Database: db.config, ConnectTimeout: f.connectTimeout.value, AnswerTimeout: max(answerTimeout, f.connectTimeout.value),
-		ApplicationName: "pglead " + cmd.Name(),
+		Database: db.config, ConnectTimeout: f.connectTimeout.value, ApplicationName: "pglead " + cmd.Name(),
 	}
 	return err
 }
@@ -154,42 +148,42 @@ func (f *lookFlags) target() string { return session.Target(f.server.Database) }
 
 // withPrimary connects to the primary, and calls do with the connection. A signal ends do's
 // context.
-func (f *lookFlags) withPrimary(do func(ctx context.Context, viewer *session.Viewer) error) error {
-	return withViewer(func(ctx context.Context) (*session.Viewer, error) { return session.OpenViewer(ctx, f.server) }, do)
+func (f *lookFlags) withPrimary(do func(ctx context.Context, client *session.Client) error) error {
+	return withClient(func(ctx context.Context) (*session.Client, error) { return session.OpenClient(ctx, f.server) }, do)
 }
 
 // withWriter is withPrimary with a connection that may write, to change the ledger.
-func (f *lookFlags) withWriter(do func(ctx context.Context, viewer *session.Viewer) error) error {
-	return f.withPrimary(func(ctx context.Context, viewer *session.Viewer) error {
-		viewer.MayWrite()
-		return do(ctx, viewer)
+func (f *lookFlags) withWriter(do func(ctx context.Context, client *session.Client) error) error {
+	return f.withPrimary(func(ctx context.Context, client *session.Client) error {
+		client.MayWrite()
+		return do(ctx, client)
 	})
 }
 
 // withReader is withPrimary for a do that only reads the ledger. If there is no primary, a standby
 // answers, since it has a copy of the ledger. It can't know which runs are lost by now, since it
 // has none of the primary's locks.
-func (f *lookFlags) withReader(u *ui, do func(ctx context.Context, viewer *session.Viewer) error) error {
-	return withViewer(func(ctx context.Context) (*session.Viewer, error) {
-		viewer, standby, err := session.OpenReader(ctx, f.server)
+func (f *lookFlags) withReader(u *ui, do func(ctx context.Context, client *session.Client) error) error {
+	return withClient(func(ctx context.Context) (*session.Client, error) {
+		client, standby, err := session.OpenReader(ctx, f.server)
 		if err == nil && standby {
 			text := "a standby answers in " + f.target() +
 				": it may lag behind the primary, and can't know whether what it shows as running still runs"
 			u.say(slog.LevelWarn, text, session.OnStandby().Hint, "event", "ledger")
 		}
-		return viewer, err
+		return client, err
 	}, do)
 }
 
-// withViewer opens a connection, calls do with it, and closes it. A signal ends the context of
+// withClient opens a connection, calls do with it, and closes it. A signal ends the context of
 // both.
-func withViewer(open func(ctx context.Context) (*session.Viewer, error), do func(ctx context.Context, viewer *session.Viewer) error) error {
+func withClient(open func(ctx context.Context) (*session.Client, error), do func(ctx context.Context, client *session.Client) error) error {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	viewer, err := open(ctx)
+	client, err := open(ctx)
 	if err != nil {
 		return err
 	}
-	defer viewer.Close()
-	return do(ctx, viewer)
+	defer client.Close()
+	return do(ctx, client)
 }

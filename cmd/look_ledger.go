@@ -12,11 +12,11 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// asking lets the ledger ask over a viewer's connection. If somebody has locked a table, the server
+// asking lets the ledger ask over a client's connection. If somebody has locked a table, the server
 // gives up after 3 s.
-func asking(viewer *session.Viewer) ledger.Ask {
+func asking(client *session.Client) ledger.Ask {
 	return func(ctx context.Context, sql string) ([][]string, error) {
-		return viewer.Query(ctx, "SET LOCAL lock_timeout = '3s'", sql)
+		return client.Query(ctx, "SET LOCAL lock_timeout = '3s'", sql)
 	}
 }
 
@@ -28,9 +28,9 @@ type foundLedger struct {
 	where  string // the database, for messages
 }
 
-func findLedger(ctx context.Context, viewer *session.Viewer, target string) (foundLedger, error) {
+func findLedger(ctx context.Context, client *session.Client, target string) (foundLedger, error) {
 	where := visible.Text(target)
-	ask := named(asking(viewer), where)
+	ask := named(asking(client), where)
 	access, role, err := ledger.ReadAccess(ctx, ask)
 	return foundLedger{ask, access, role, where}, err
 }
@@ -50,9 +50,9 @@ func (f foundLedger) denial() error {
 		"there is no ledger in %s, so that nothing is remembered", f.where)
 }
 
-// grantedLedger asks over a viewer's connection. It is nil if this role has no ledger there.
-func grantedLedger(ctx context.Context, viewer *session.Viewer) (ledger.Ask, error) {
-	f, err := findLedger(ctx, viewer, "")
+// grantedLedger asks over a client's connection. It is nil if this role has no ledger there.
+func grantedLedger(ctx context.Context, client *session.Client) (ledger.Ask, error) {
+	f, err := findLedger(ctx, client, "")
 	if err != nil || f.access != ledger.Granted {
 		return nil, err
 	}
@@ -112,9 +112,9 @@ func (f *lookFlags) withLedgerToWrite(u *ui, cmd *cobra.Command, do func(ctx con
 }
 
 // requireLedger makes do a function of a connection, which fails if this role has no ledger there.
-func (f *lookFlags) requireLedger(do func(ctx context.Context, ask ledger.Ask) error) func(context.Context, *session.Viewer) error {
-	return func(ctx context.Context, viewer *session.Viewer) error {
-		found, err := findLedger(ctx, viewer, f.target())
+func (f *lookFlags) requireLedger(do func(ctx context.Context, ask ledger.Ask) error) func(context.Context, *session.Client) error {
+	return func(ctx context.Context, client *session.Client) error {
+		found, err := findLedger(ctx, client, f.target())
 		if err == nil {
 			err = found.denial()
 		}
@@ -147,8 +147,8 @@ const mostMatched = 10_000
 const mostRemembered = 1000
 
 // factsFor are the facts of the keys that match, or none without a ledger.
-func factsFor(ctx context.Context, viewer *session.Viewer, patterns []string) (ledger.Facts, error) {
-	ask, err := grantedLedger(ctx, viewer)
+func factsFor(ctx context.Context, client *session.Client, patterns []string) (ledger.Facts, error) {
+	ask, err := grantedLedger(ctx, client)
 	if ask == nil {
 		return ledger.Facts{}, err
 	}

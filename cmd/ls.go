@@ -69,8 +69,8 @@ func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Wri
 		return err
 	}
 	for {
-		err := f.withPrimary(func(ctx context.Context, viewer *session.Viewer) error {
-			err := f.follow(ctx, viewer, patterns, show)
+		err := f.withPrimary(func(ctx context.Context, client *session.Client) error {
+			err := f.follow(ctx, client, patterns, show)
 			if err == nil && screen { // overwrite the ^C that the terminal shows
 				_, err = io.WriteString(stdout, "\r"+eraseRest)
 			}
@@ -88,16 +88,16 @@ func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Wri
 }
 
 // follow shows the locks once or, with --watch, until ctx ends.
-func (f *lsFlags) follow(ctx context.Context, viewer *session.Viewer, patterns []string, show func(string) error) error {
+func (f *lsFlags) follow(ctx context.Context, client *session.Client, patterns []string, show func(string) error) error {
 	for {
-		text, err := f.list(ctx, viewer, patterns)
+		text, err := f.list(ctx, client, patterns)
 		if err == nil {
 			err = show(text)
 		}
 		if err != nil || !f.watch {
 			return err
 		}
-		if err := awaitNextLook(ctx, viewer); err != nil || ctx.Err() != nil {
+		if err := awaitNextLook(ctx, client); err != nil || ctx.Err() != nil {
 			return err
 		}
 	}
@@ -105,19 +105,19 @@ func (f *lsFlags) follow(ctx context.Context, viewer *session.Viewer, patterns [
 
 // awaitNextLook waits for the next look, and returns an error, with the reason, if the connection
 // ends meanwhile.
-func awaitNextLook(ctx context.Context, viewer *session.Viewer) error {
+func awaitNextLook(ctx context.Context, client *session.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, watchInterval)
 	defer cancel()
-	return viewer.Wait(ctx)
+	return client.Wait(ctx)
 }
 
 // list looks once, and returns the text to show.
-func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []string) (string, error) {
+func (f *lsFlags) list(ctx context.Context, client *session.Client, patterns []string) (string, error) {
 	matches, err := matcher(patterns)
 	if err != nil {
 		return "", err
 	}
-	views, err := inspect.Views(ctx, viewer, inspect.Sought{AllDatabases: f.all})
+	views, err := inspect.Views(ctx, client, inspect.Sought{AllDatabases: f.all})
 	if err != nil {
 		return "", err
 	}
@@ -125,7 +125,7 @@ func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []s
 	if len(patterns) > 0 {
 		locks = slices.DeleteFunc(locks, func(l *inspect.Lock) bool { return l.Key == nil || !matches(*l.Key) })
 	}
-	locks, err = f.withPauses(ctx, viewer, locks, func(key string, _ lockkey.ID) bool { return matches(key) })
+	locks, err = f.withPauses(ctx, client, locks, func(key string, _ lockkey.ID) bool { return matches(key) })
 	if err != nil {
 		return "", err
 	}
@@ -135,7 +135,7 @@ func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []s
 		err = writeJSON(&text, locks)
 		return text.String(), err
 	case "prometheus":
-		facts, err := factsFor(ctx, viewer, patterns)
+		facts, err := factsFor(ctx, client, patterns)
 		if unreadable(err) { // withPauses has said so
 			err = nil
 		}
@@ -146,7 +146,7 @@ func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []s
 		text = "no locks of these keys in "
 	}
 	text += visible.Text(f.target()) + "\n"
-	t := table{all: f.all, wide: f.output.value == "wide", role: func() string { return inspect.Role(ctx, viewer) }}
+	t := table{all: f.all, wide: f.output.value == "wide", role: func() string { return inspect.Role(ctx, client) }}
 	if !t.wide {
 		t.width = foreground(os.Stdout)
 	}

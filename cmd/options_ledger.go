@@ -87,13 +87,13 @@ func (o *options) noteMissing(u *ui, cmd *cobra.Command, claim lock.Claim, missi
 func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string, status int) error {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), missingPatience, errors.New("the database did not answer in time"))
 	defer cancel()
-	viewer, err := openAside(ctx, cmd, "pglead "+cmd.Name(), missingPatience)
+	client, err := openAside(ctx, cmd, "pglead "+cmd.Name(), missingPatience)
 	if err != nil {
 		return err
 	}
-	defer viewer.Close()
-	viewer.MayWrite()
-	ask, err := grantedLedger(ctx, viewer)
+	defer client.Close()
+	client.MayWrite()
+	ask, err := grantedLedger(ctx, client)
 	if ask == nil {
 		return err
 	}

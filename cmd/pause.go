@@ -246,9 +246,9 @@ func pauseOf(key string, p ledger.Pause) *inspect.Pause {
 
 // withPauses adds the pauses to the locks, and adds free locks that are paused.
 func (f *lookFlags) withPauses(
-	ctx context.Context, viewer *session.Viewer, locks []*inspect.Lock, wants func(key string, id lockkey.ID) bool,
+	ctx context.Context, client *session.Client, locks []*inspect.Lock, wants func(key string, id lockkey.ID) bool,
 ) ([]*inspect.Lock, error) {
-	ask, err := grantedLedger(ctx, viewer)
+	ask, err := grantedLedger(ctx, client)
 	if ask == nil {
 		return locks, err
 	}

@@ -48,8 +48,8 @@ holds the lock.`,
   pglead stepdown scheduler --to web2`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.withLocksOf(u, cmd, args[0], func(ctx context.Context, viewer *session.Viewer, claim lock.Claim, locks []*inspect.Lock) error {
-				h := handover{stepdownFlags: &f, out: stdout, viewer: viewer, claim: claim}
+			return f.withLocksOf(u, cmd, args[0], func(ctx context.Context, client *session.Client, claim lock.Claim, locks []*inspect.Lock) error {
+				h := handover{stepdownFlags: &f, out: stdout, client: client, claim: claim}
 				return h.bring(ctx, locks)
 			})
 		},
@@ -66,7 +66,7 @@ holds the lock.`,
 type handover struct {
 	*stepdownFlags
 	out    io.Writer
-	viewer *session.Viewer
+	client *session.Client
 	claim  lock.Claim
 	former []inspect.View // the holders that should step down
 
@@ -105,7 +105,7 @@ func (h *handover) bring(ctx context.Context, locks []*inspect.Lock) error {
 
 func (h *handover) terminate(ctx context.Context) error {
 	for _, holder := range h.former {
-		if err := inspect.Terminate(ctx, h.viewer, holder.Backend); err != nil {
+		if err := inspect.Terminate(ctx, h.client, holder.Backend); err != nil {
 			return err
 		}
 		fmt.Fprintf(h.out, "ended the session of %s\n", holder)
@@ -198,7 +198,7 @@ func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) e
 // holders names the present holders of the lock, and says whether a former holder is among
 // them.
 func (h *handover) holders(ctx context.Context) (now string, still bool, err error) {
-	views, err := inspect.Views(ctx, h.viewer, h.claim.Sought())
+	views, err := inspect.Views(ctx, h.client, h.claim.Sought())
 	if err != nil {
 		return "", false, err
 	}

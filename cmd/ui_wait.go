@@ -94,10 +94,10 @@ func (s *waitReport) position(backend uint32, views []inspect.View, name func(in
 // keepStatus shows the line until ctx ends. It has its own connection, since one request is on the
 // wire at a time: on the waiter's connection a look could delay a try.
 func (s *waitReport) keepStatus(ctx context.Context, backend uint32) {
-	var viewer *session.Viewer
+	var client *session.Client
 	defer func() {
-		if viewer != nil {
-			viewer.Close()
+		if client != nil {
+			client.Close()
 		}
 	}()
 	var views []inspect.View
@@ -105,7 +105,7 @@ func (s *waitReport) keepStatus(ctx context.Context, backend uint32) {
 	s.show(ctx.Done(), func() string {
 		if time.Since(looked) >= lookAgain {
 			looked = time.Now()
-			views, viewer = s.look(ctx, viewer)
+			views, client = s.look(ctx, client)
 		}
 		return s.line(backend, views)
 	})
@@ -153,20 +153,20 @@ func (s *waitReport) showObstacle(text func() string) {
 	}()
 }
 
-// look asks the server. If that fails, it closes the viewer.
-func (s *waitReport) look(ctx context.Context, viewer *session.Viewer) ([]inspect.View, *session.Viewer) {
-	if viewer == nil {
+// look asks the server. If that fails, it closes the client.
+func (s *waitReport) look(ctx context.Context, client *session.Client) ([]inspect.View, *session.Client) {
+	if client == nil {
 		var err error
-		if viewer, err = session.OpenViewer(ctx, s.cfg); err != nil {
+		if client, err = session.OpenClient(ctx, s.cfg); err != nil {
 			return nil, nil // without an answer the line says nothing about holders
 		}
 	}
-	views, err := inspect.Views(ctx, viewer, s.claim.Sought())
+	views, err := inspect.Views(ctx, client, s.claim.Sought())
 	if err != nil {
-		viewer.Close()
+		client.Close()
 		return nil, nil
 	}
-	return views, viewer
+	return views, client
 }
 
 // logRarely writes a line to a log when one is due.
@@ -196,7 +196,7 @@ func (s *waitReport) due() time.Duration {
 // process does while a command runs.
 func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 	s := &waitReport{u: u, cfg: cfg.Session, claim: cfg.Claim, out: outage{u: u}}
-	s.cfg.ApplicationName, s.cfg.AnswerTimeout = "pglead", answerTimeout
+	s.cfg.ApplicationName = "pglead"
 	_ = s.since()
 	hasStatus := u.hasStatus()
 	cfg.LongDelay = longDelay

@@ -27,12 +27,12 @@ and 1 if the lock is free.`,
   pglead who render -o json`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.withLocksOf(u, cmd, args[0], func(ctx context.Context, viewer *session.Viewer, _ lock.Claim, locks []*inspect.Lock) error {
+			return f.withLocksOf(u, cmd, args[0], func(ctx context.Context, client *session.Client, _ lock.Claim, locks []*inspect.Lock) error {
 				ids, err := f.remembered(args[0])
 				if err != nil {
 					return err
 				}
-				locks, err = f.withPauses(ctx, viewer, locks, func(of string, id lockkey.ID) bool {
+				locks, err = f.withPauses(ctx, client, locks, func(of string, id lockkey.ID) bool {
 					return (of == args[0] || id.SpelledBy(args[0])) && slices.Contains(ids, id)
 				})
 				if err != nil {

@@ -39,15 +39,15 @@ func Examine(ctx context.Context, cfg Config) (Findings, error) {
 	if ctx.Err() != nil {
 		return Findings{}, context.Cause(ctx)
 	}
-	if x.viewer != nil {
+	if x.client != nil {
 		x.look(ctx)
-		x.viewer.Close()
+		x.client.Close()
 	}
 	x.hosts(ctx)
 	if err == nil {
 		err = x.trial(ctx, cfg.Description)
 	}
-	if cfg.Idle && x.viewer != nil && x.refused == nil && ctx.Err() == nil {
+	if cfg.Idle && x.client != nil && x.refused == nil && ctx.Err() == nil {
 		x.add("silence", x.silence(ctx))
 	}
 	if ctx.Err() != nil {
@@ -61,7 +61,7 @@ type examination struct {
 	lockDelay time.Duration
 	checks    []checkup.Check
 
-	viewer  *session.Viewer
+	client  *session.Client
 	age     time.Duration // of the server's lock table
 	refused error         // Open's error; then the session's settings are not made
 	heard   string        // the channel of the last notification
@@ -87,14 +87,14 @@ func unknown(err error) checkup.Check { return checkup.Notef("", "not known: %s"
 // tries again without the checks.
 func (x *examination) connect(ctx context.Context) (err error) {
 	began := time.Now()
-	x.viewer, x.age, err = session.OpenCheckedViewer(ctx, x.cfg)
+	x.client, x.age, err = session.OpenCheckedClient(ctx, x.cfg)
 	took := time.Since(began)
 	var e *session.Error
 	if errors.As(err, &e) && (e.Kind == session.Unsafe || e.Kind == session.Standby || e.Kind == session.NoStandbys) {
 		x.refused = err
-		x.viewer, _ = session.OpenAnyViewer(ctx, x.cfg)
+		x.client, _ = session.OpenAnyClient(ctx, x.cfg)
 	}
-	if x.viewer == nil {
+	if x.client == nil {
 		x.add("connection", failed(err))
 		return err
 	}
@@ -132,7 +132,7 @@ func (x *examination) look(ctx context.Context) {
 		{"see others", x.seeOthers},
 		{"end others", x.privilege("pg_signal_backend", "end other roles' sessions (pglead stepdown --force)")},
 	} {
-		if x.viewer.Ended() {
+		if x.client.Ended() {
 			break
 		}
 		// These test settings that a refused session doesn't have.
@@ -149,7 +149,7 @@ func (x *examination) look(ctx context.Context) {
 func (x *examination) Query(ctx context.Context, queries ...string) (session.Rows, error) {
 	ctx, cancel := context.WithTimeout(ctx, x.cfg.ConnectTimeout)
 	defer cancel()
-	return x.viewer.Query(ctx, queries...)
+	return x.client.Query(ctx, queries...)
 }
 
 // row asks for one row with this many columns: that of the last query, if there are several.

@@ -159,11 +159,11 @@ func TestExamineReporter(t *testing.T) {
 		e.want("settings", checkup.OK, "timeout")
 		e.want("lock", checkup.OK, "granted")
 	}
-	viewer, err := session.OpenViewer(t.Context(), config(t, strings.Replace(server.DSN("postgres"), "user="+localpg.Superuser, "user=reporter", 1)))
+	client, err := session.OpenClient(t.Context(), config(t, strings.Replace(server.DSN("postgres"), "user="+localpg.Superuser, "user=reporter", 1)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	viewer.Close()
+	client.Close()
 }
 
 // TestExamineFullQueue: a queue of notifications that nobody needs any more is freed, and how it

@@ -22,10 +22,10 @@ func (x *examination) path(ctx context.Context) checkup.Check {
 	if err != nil {
 		return failed(err)
 	}
-	pooled := row[0] != strconv.FormatUint(uint64(x.viewer.BackendPID()), 10)
+	pooled := row[0] != strconv.FormatUint(uint64(x.client.BackendPID()), 10)
 	switch {
 	case pooled && !x.cfg.Transaction:
-		c := failed(session.Pooled(x.viewer.BackendPID(), row[0]))
+		c := failed(session.Pooled(x.client.BackendPID(), row[0]))
 		if own := directHost(x.cfg.Database); own != "" {
 			c.Advice = own + "; or use --transaction"
 		}
@@ -38,7 +38,7 @@ func (x *examination) path(ctx context.Context) checkup.Check {
 			"without it waiters stand in line, and a clean handover takes no lock-delay"
 		return checkup.Notef(advice, "no pooler in between")
 	}
-	local, remote := x.viewer.Socket().LocalAddr(), x.viewer.Socket().RemoteAddr()
+	local, remote := x.client.Socket().LocalAddr(), x.client.Socket().RemoteAddr()
 	tcp, ok := local.(*net.TCPAddr)
 	if !ok {
 		return checkup.Okf("a unix socket, no pooler in between")
@@ -57,7 +57,7 @@ func (x *examination) path(ctx context.Context) checkup.Check {
 }
 
 func (x *examination) tls(context.Context) checkup.Check {
-	if conn, ok := x.viewer.Conn().(*tls.Conn); ok {
+	if conn, ok := x.client.Conn().(*tls.Conn); ok {
 		state := conn.ConnectionState()
 		seen := tls.VersionName(state.Version) + ", " + tls.CipherSuiteName(state.CipherSuite)
 		for _, f := range session.Hosts(x.cfg.Database) { // all have the same sslmode
@@ -68,7 +68,7 @@ func (x *examination) tls(context.Context) checkup.Check {
 		}
 		return checkup.Okf("%s, certificate verified", seen)
 	}
-	tcp, ok := x.viewer.Socket().RemoteAddr().(*net.TCPAddr)
+	tcp, ok := x.client.Socket().RemoteAddr().(*net.TCPAddr)
 	switch {
 	case !ok:
 		return checkup.Okf("not needed on a unix socket")
@@ -113,12 +113,12 @@ func (x *examination) hosts(ctx context.Context) {
 func (x *examination) roleOf(ctx context.Context, database *pgconn.Config) (role, identity string, err error) {
 	cfg := x.cfg
 	cfg.Database = database
-	viewer, err := session.OpenAnyViewer(ctx, cfg)
+	client, err := session.OpenAnyClient(ctx, cfg)
 	if err != nil {
 		return "", "", err
 	}
-	defer viewer.Close()
-	rows, err := viewer.Query(ctx, "SELECT pg_catalog.pg_is_in_recovery(), "+session.ServerIdentitySQL)
+	defer client.Close()
+	rows, err := client.Query(ctx, "SELECT pg_catalog.pg_is_in_recovery(), "+session.ServerIdentitySQL)
 	if err != nil {
 		return "", "", err
 	}

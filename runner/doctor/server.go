@@ -111,7 +111,7 @@ func (x *examination) settings(ctx context.Context) checkup.Check {
 	ms := strconv.FormatInt(x.cfg.Lease.Milliseconds(), 10)
 	if x.cfg.Transaction {
 		const setting = "idle_in_transaction_session_timeout"
-		x.viewer.MayWrite() // BeginQueries ask for that, after the viewer's own query
+		x.client.MayWrite() // BeginQueries ask for that, after the client's own query
 		row, err := x.row(ctx, 1, strings.Join(x.cfg.BeginQueries(), "; ")+"; SELECT setting FROM pg_catalog.pg_settings WHERE name = '"+setting+"'")
 		_, _ = x.Query(ctx, "ROLLBACK")
 		switch {
@@ -137,7 +137,7 @@ func (x *examination) settings(ctx context.Context) checkup.Check {
 		return checkup.Failf(staleAdvice, "the server has idle_session_timeout at %q ms, where %s ms were set", has["idle_session_timeout"], ms)
 	}
 	seen := fmt.Sprintf("idle_session_timeout %v, client_connection_check_interval %s ms", x.cfg.Lease, has["client_connection_check_interval"])
-	if _, ok := x.viewer.Socket().RemoteAddr().(*net.TCPAddr); !ok {
+	if _, ok := x.client.Socket().RemoteAddr().(*net.TCPAddr); !ok {
 		return checkup.Okf("%s", seen)
 	}
 	seen += fmt.Sprintf(", keepalives after %s s, every %s s, %s times, tcp_user_timeout %s ms",

@@ -18,16 +18,16 @@ import (
 // silence keeps a connection silent for as long as a cut-off holder's connection
 // may be. A waiter's is silent for a third of that at most.
 func (x *examination) silence(ctx context.Context) checkup.Check {
-	viewer, err := session.OpenAnyViewer(ctx, x.cfg)
+	client, err := session.OpenAnyClient(ctx, x.cfg)
 	if err != nil {
 		return failed(err)
 	}
-	defer viewer.Close()
-	if tcp, ok := viewer.Socket().(*net.TCPConn); ok {
+	defer client.Close()
+	if tcp, ok := client.Socket().(*net.TCPConn); ok {
 		// A host that is cut off sends no probes either.
 		_ = tcp.SetKeepAlive(false)
 	}
-	quiet := &examination{cfg: x.cfg, viewer: viewer}
+	quiet := &examination{cfg: x.cfg, client: client}
 	sql := "SELECT pg_catalog.set_config('idle_session_timeout', '0', false)"
 	if x.cfg.Transaction {
 		sql = "BEGIN; SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true), pg_catalog.set_config('idle_session_timeout', '0', true)"
@@ -56,7 +56,7 @@ func (x *examination) answersAfter(ctx context.Context, silent time.Duration) (t
 	quiet, cancel := context.WithTimeout(ctx, silent)
 	defer cancel()
 	// It listens to no channel, so no notification will come.
-	if err := x.viewer.Wait(quiet); err != nil {
+	if err := x.client.Wait(quiet); err != nil {
 		return time.Since(began), err
 	}
 	took := time.Since(began)

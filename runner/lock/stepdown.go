@@ -25,7 +25,7 @@ import (
 // StepDownRequest is a request to step down, which lasts until it is closed, or until the server
 // has heard nothing from here for mostSilence.
 type StepDownRequest struct {
-	viewer *session.Viewer // keepUp's alone until done is closed
+	client *session.Client // keepUp's alone until done is closed
 	stop   context.CancelFunc
 	done   chan struct{} // closed at keepUp's end
 	err    error         // why the request ended, once done is closed
@@ -51,19 +51,19 @@ const (
 // client.
 func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to string) (*StepDownRequest, error) {
 	cfg.ApplicationName = askerName(by, to)
-	viewer, err := session.OpenViewer(ctx, cfg)
+	client, err := session.OpenClient(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(ctx)
-	r := &StepDownRequest{viewer: viewer, stop: stop, done: make(chan struct{})}
+	r := &StepDownRequest{client: client, stop: stop, done: make(chan struct{})}
 	var tries []string
 	for _, id := range locks {
 		tries = append(tries, advisory.StepDownOf(id).TryXactSQL())
 	}
 	if err := r.take(ctx, tries); err != nil {
 		stop()
-		viewer.Close()
+		client.Close()
 		return nil, err
 	}
 	go r.keepUp(ctx)
@@ -73,11 +73,11 @@ func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, 
 // take takes the request's locks. A lock that stays taken belongs to another request, which asks
 // the same.
 func (r *StepDownRequest) take(ctx context.Context, tries []string) error {
-	if _, err := r.viewer.Query(ctx, "BEGIN", session.EndSilentQuery(mostSilence)); err != nil {
+	if _, err := r.client.Query(ctx, "BEGIN", session.EndSilentQuery(mostSilence)); err != nil {
 		return err
 	}
 	for began := time.Now(); ; {
-		rows, err := r.viewer.Query(ctx, "SELECT "+strings.Join(tries, " AND "))
+		rows, err := r.client.Query(ctx, "SELECT "+strings.Join(tries, " AND "))
 		if err != nil || rows.Is("t") || time.Since(began) > time.Second {
 			return err
 		}
@@ -93,10 +93,10 @@ func (r *StepDownRequest) keepUp(ctx context.Context) {
 	defer close(r.done)
 	for r.err == nil {
 		wait, cancel := context.WithTimeout(ctx, keepUpEvery)
-		r.err = r.viewer.Wait(wait)
+		r.err = r.client.Wait(wait)
 		cancel()
 		if r.err == nil {
-			_, r.err = r.viewer.Query(ctx, session.PlainBeatQuery)
+			_, r.err = r.client.Query(ctx, session.PlainBeatQuery)
 		}
 	}
 }
@@ -119,7 +119,7 @@ func (r *StepDownRequest) Check() error {
 func (r *StepDownRequest) Close() {
 	r.stop()
 	<-r.done
-	r.viewer.Close()
+	r.client.Close()
 }
 
 // stepDownSQL is an SQL expression that is false if somebody asks for a step-down.

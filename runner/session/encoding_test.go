@@ -37,13 +37,13 @@ func TestEncoding(t *testing.T) {
 			t.Errorf("%q, which has another error, too: %v", sql, err)
 		}
 	}
-	viewer, err := session.OpenViewer(t.Context(), config(t, server.DSN("latin")))
+	client, err := session.OpenClient(t.Context(), config(t, server.DSN("latin")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer viewer.Close()
-	rows, err := viewer.Query(t.Context(), "SELECT 'für 日本'", "SELECT '€'")
+	defer client.Close()
+	rows, err := client.Query(t.Context(), "SELECT 'für 日本'", "SELECT '€'")
 	if got := slices.Concat(rows...); err != nil || !slices.Equal(got, []string{"für <U+65E5><U+672C>", "<U+20AC>"}) {
-		t.Errorf("a viewer: %q, %v", got, err)
+		t.Errorf("a client: %q, %v", got, err)
 	}
 }

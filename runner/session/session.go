@@ -9,7 +9,7 @@
 //
 // Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and
 // the reader), heartbeat.go (the lease), session.go (the loss, and the end). second.go is for
-// quorums and poolers, viewer.go for commands that only look, limits.go for the server's other
+// quorums and poolers, client.go for commands that only ask, limits.go for the server's other
 // connections.
 package session
 
@@ -38,11 +38,9 @@ type Config struct {
 	// leasetime.HolderShare.
 	Lease time.Duration
 
-	// ConnectTimeout bounds each attempt, login and checks included.
+	// ConnectTimeout bounds each attempt, login and checks included. A Client waits as long for
+	// each answer, and longer if that is less than answerTimeout.
 	ConnectTimeout time.Duration
-
-	// AnswerTimeout bounds each answer to a Viewer, unless it is 0.
-	AnswerTimeout time.Duration
 
 	// ApplicationName is what pg_stat_activity shows to all roles.
 	ApplicationName string

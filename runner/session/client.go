@@ -11,43 +11,47 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Viewer is a connection for questions, with no lease and no heartbeat. It works
+// Client is a connection for questions and brief changes, with no lease and no heartbeat. It works
 // through a pooler, too.
-type Viewer struct {
+type Client struct {
 	pg     *pgconn.PgConn
 	cfg    Config
 	writes bool
 	holds  bool // it has a holder's settings
 }
 
-// OpenViewer connects to a primary: to the first of several hosts that is one. A standby has none
+// answerTimeout is how long a client waits for an answer. The server waits 3 s for the ledger's
+// tables, and may need some more for a long history on a busy disk.
+const answerTimeout = 30 * time.Second
+
+// OpenClient connects to a primary: to the first of several hosts that is one. A standby has none
 // of the primary's advisory locks, so there every lock would look free. Errors are of type *Error,
 // or ctx's.
-func OpenViewer(ctx context.Context, cfg Config) (*Viewer, error) {
-	return openViewer(ctx, cfg, refuseStandby)
+func OpenClient(ctx context.Context, cfg Config) (*Client, error) {
+	return openClient(ctx, cfg, refuseStandby)
 }
 
-// OpenReader connects as OpenViewer does, but to a standby if no primary lets it in and a standby
+// OpenReader connects as OpenClient does, but to a standby if no primary lets it in and a standby
 // does. It is for questions about tables, which are replicated.
-func OpenReader(ctx context.Context, cfg Config) (viewer *Viewer, standby bool, err error) {
-	viewer, err = openViewer(ctx, cfg, func(ctx context.Context, pg *pgconn.PgConn) error {
+func OpenReader(ctx context.Context, cfg Config) (client *Client, standby bool, err error) {
+	client, err = openClient(ctx, cfg, func(ctx context.Context, pg *pgconn.PgConn) error {
 		err := refuseStandby(ctx, pg)
 		standby = standby || isStandby(err)
 		return err
 	})
 	if err == nil || !standby {
-		return viewer, false, err
+		return client, false, err
 	}
-	viewer, err = openViewer(ctx, cfg, nil)
-	return viewer, true, err
+	client, err = openClient(ctx, cfg, nil)
+	return client, true, err
 }
 
-// OpenAnyViewer connects to the first host that answers, primary or standby.
-func OpenAnyViewer(ctx context.Context, cfg Config) (*Viewer, error) {
-	return openViewer(ctx, cfg, cfg.Database.ValidateConnect)
+// OpenAnyClient connects to the first host that answers, primary or standby.
+func OpenAnyClient(ctx context.Context, cfg Config) (*Client, error) {
+	return openClient(ctx, cfg, cfg.Database.ValidateConnect)
 }
 
-func openViewer(ctx context.Context, cfg Config, check pgconn.ValidateConnectFunc) (*Viewer, error) {
+func openClient(ctx context.Context, cfg Config, check pgconn.ValidateConnectFunc) (*Client, error) {
 	database := cfg.Database.Copy()
 	database.ConnectTimeout = cfg.ConnectTimeout
 	database.RuntimeParams["application_name"] = cfg.ApplicationName
@@ -56,7 +60,7 @@ func openViewer(ctx context.Context, cfg Config, check pgconn.ValidateConnectFun
 	if err != nil {
 		return nil, err
 	}
-	return &Viewer{pg: pg, cfg: cfg}, nil
+	return &Client{pg: pg, cfg: cfg}, nil
 }
 
 // refuseStandby is a pgconn.ValidateConnectFunc. The parameter in_hot_standby, which the
@@ -78,65 +82,63 @@ func isStandby(err error) bool {
 	return errors.As(err, &e) && e.Kind == Standby
 }
 
-// OpenCheckedViewer connects as Open does, with the same checks and the same settings. It
+// OpenCheckedClient connects as Open does, with the same checks and the same settings. It
 // also returns how long the server has kept its lock table.
-func OpenCheckedViewer(ctx context.Context, cfg Config) (*Viewer, time.Duration, error) {
+func OpenCheckedClient(ctx context.Context, cfg Config) (*Client, time.Duration, error) {
 	var answers loginAnswers
 	pg, err := connectToHold(ctx, cfg, &route{}, answers.check(cfg))
 	if err != nil {
 		return nil, 0, err
 	}
-	return &Viewer{pg: pg, cfg: cfg, holds: !cfg.Transaction}, answers.age, nil
+	return &Client{pg: pg, cfg: cfg, holds: !cfg.Transaction}, answers.age, nil
 }
 
 // Close ends the connection.
-func (v *Viewer) Close() {
+func (c *Client) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	_ = v.pg.Close(ctx)
+	_ = c.pg.Close(ctx)
 }
 
 // MayWrite lets all further queries write, whatever the role's default is for its transactions.
 // They don't wait for synchronous standbys: a pause has to end while these are away, too.
-func (v *Viewer) MayWrite() { v.writes = true }
+func (c *Client) MayWrite() { c.writes = true }
 
 // Query returns the rows of all queries in one list. The queries are one transaction, unless they
 // say otherwise. Unqualified names in them find only PostgreSQL's own operators and functions. Each
 // transaction sets that anew, since a pooler may give each transaction another connection.
-func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
-	if limit := v.cfg.AnswerTimeout; limit > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, limit, Errorf(Unreachable, "the server hangs, or something on the way to it; a longer --connect-timeout waits longer",
-			"ask %s: no answer within %v", Target(v.cfg.Database), limit))
-		defer cancel()
-	}
-	allow(v.pg, mostAnswer)
+func (c *Client) Query(ctx context.Context, queries ...string) (Rows, error) {
+	limit := max(answerTimeout, c.cfg.ConnectTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, Errorf(Unreachable, "the server hangs, or something on the way to it; a longer --connect-timeout waits longer",
+		"ask %s: no answer within %v", Target(c.cfg.Database), limit))
+	defer cancel()
+	allow(c.pg, mostAnswer)
 	settings := [][2]string{{"datestyle", "ISO"}}
-	if v.writes {
+	if c.writes {
 		settings = append(settings, [2]string{"synchronous_commit", "local"})
 	}
 	before := []string{readCommitted}
-	if v.writes {
+	if c.writes {
 		before = append(before, "SET TRANSACTION READ WRITE") // the server accepts it only before a SELECT
 	}
-	before = append(before, OwnNames, "SELECT "+setSQL(true, settings)+", "+asIsSQL(v.pg, true)+", "+v.stayOpenSQL())
+	before = append(before, OwnNames, "SELECT "+setSQL(true, settings)+", "+asIsSQL(c.pg, true)+", "+c.stayOpenSQL())
 	sql := strings.Join(append(before, queries...), "; ")
-	results, err := v.pg.Exec(ctx, sql).ReadAll()
+	results, err := c.pg.Exec(ctx, sql).ReadAll()
 	for char := lacking(err, sql); char != ""; char = lacking(err, sql) {
 		sql = spelled(sql, char)
-		results, err = v.pg.Exec(ctx, sql).ReadAll()
+		results, err = c.pg.Exec(ctx, sql).ReadAll()
 	}
 	switch {
 	case err != nil:
-		return nil, viewError(ctx, err)
+		return nil, clientError(ctx, err)
 	case len(results) < len(before):
 		return nil, NotPostgreSQL()
 	}
 	return rowsOf(results[len(before):]), nil
 }
 
-// viewError turns pgconn's error into an *Error, or into ctx's.
-func viewError(ctx context.Context, err error) error {
+// clientError turns pgconn's error into an *Error, or into ctx's.
+func clientError(ctx context.Context, err error) error {
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr):
@@ -150,33 +152,33 @@ func viewError(ctx context.Context, err error) error {
 // stayOpenSQL is an SQL expression by which the connection stays open between two queries, whatever
 // the role's idle_session_timeout is. A pooler's connection keeps its own setting, and so does one
 // with the settings of a holder.
-func (v *Viewer) stayOpenSQL() string {
+func (c *Client) stayOpenSQL() string {
 	const setting = "idle_session_timeout"
-	if v.holds {
+	if c.holds {
 		return "NULL"
 	}
 	return fmt.Sprintf("CASE WHEN pg_catalog.pg_backend_pid() = %d AND pg_catalog.current_setting('%s', true) <> '0' THEN %s END",
-		v.pg.PID(), setting, setSQL(false, [][2]string{{setting, "0"}}))
+		c.pg.PID(), setting, setSQL(false, [][2]string{{setting, "0"}}))
 }
 
 // Wait returns when the connection ends, with the reason, or when ctx ends.
-func (v *Viewer) Wait(ctx context.Context) error {
+func (c *Client) Wait(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if err := v.pg.WaitForNotification(ctx); err != nil && ctx.Err() == nil {
-			return viewError(ctx, err)
+		if err := c.pg.WaitForNotification(ctx); err != nil && ctx.Err() == nil {
+			return clientError(ctx, err)
 		}
 	}
 	return nil
 }
 
 // Ended says whether the connection has ended.
-func (v *Viewer) Ended() bool { return v.pg.IsClosed() }
+func (c *Client) Ended() bool { return c.pg.IsClosed() }
 
 // BackendPID is the server's process number for the connection, or a pooler's.
-func (v *Viewer) BackendPID() uint32 { return v.pg.PID() }
+func (c *Client) BackendPID() uint32 { return c.pg.PID() }
 
 // Conn is the connection, TLS included. The caller must not read or write it.
-func (v *Viewer) Conn() net.Conn { return v.pg.Conn() }
+func (c *Client) Conn() net.Conn { return c.pg.Conn() }
 
 // Socket is the connection's network socket, below any TLS.
-func (v *Viewer) Socket() net.Conn { return belowTLS(v.pg.Conn()) }
+func (c *Client) Socket() net.Conn { return belowTLS(c.pg.Conn()) }
