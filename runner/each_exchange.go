@@ -48,7 +48,7 @@ func (e *each) doExchange(parts []exchangePart) {
 	released, started := x.Do(context.Background(), e.listSession) // it returns at the latest when the session ends
 	for _, p := range parts {
 		if p.last != nil {
-			p.last.run.afterRelease(p.last.outcome, released)
+			p.last.run.afterRelease(released)
 		}
 		p.tried <- started
 	}
@@ -92,5 +92,5 @@ func (e *each) releaseAlone(ctx context.Context, last *job) {
 		// again.
 		_ = lock.Tell(context.WithoutCancel(ctx), last.session, e.said(last))
 	}
-	last.run.release(last.outcome)
+	last.run.release()
 }

@@ -30,9 +30,8 @@ type job struct {
 	signals chan os.Signal
 	renewed chan boottime.Instant
 	// Once the command has ended, until the lock is released:
-	run     *run
-	outcome Outcome
-	well    bool
+	run  *run
+	well bool
 	// Under jobs.mu:
 	watched bool          // the heartbeat looks for requests to step down
 	alive   time.Time     // until then the work on this item is not stuck

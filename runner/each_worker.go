@@ -223,10 +223,10 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 	case r.held.Err() != nil: // it was lost after the command's end
 		r.reportEndAfterLoss()
 	case r.child == nil:
-		r.release(outcome)
+		r.release()
 	default:
 		w.ends.add(j.ID, itemEnd{well: well, here: true})
-		j.run, j.outcome, j.well = r, outcome, well
+		j.run, j.well = r, well
 		return j, err
 	}
 	w.forget(ctx, j)

@@ -34,7 +34,7 @@ import (
 //	after the command's end  reportEndAfterLoss does so, too, and the ledger notes the run's own end
 //	or before its start
 //	by the release itself    the same, from afterRelease
-func (r *run) finish(outcome Outcome, err error) {
+func (r *run) finish(err error) {
 	switch {
 	case errors.As(err, new(*LockLostError)): // while the command ran
 		r.reportLoss()
@@ -42,24 +42,24 @@ func (r *run) finish(outcome Outcome, err error) {
 		r.hook(hookLost, r.held.Err())
 		r.reportEndAfterLoss()
 	default:
-		r.release(outcome)
+		r.release()
 	}
 }
 
 // release frees the lock. The command is dead, or was never started. The end of the session
 // would free the lock, too, but only a moment after this process has ended. Until then the next run
 // in the same script would find the lock held.
-func (r *run) release(outcome Outcome) {
-	r.call(outcome)
+func (r *run) release() {
+	r.call()
 	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(r.cfg.Session.Lease))
 	defer cancel()
-	r.afterRelease(outcome, r.held.Release(ctx))
+	r.afterRelease(r.held.Release(ctx))
 }
 
 // call calls those in line who don't listen. That may take seconds, and a signal that asks this
 // process to end, before or meanwhile, shortens it.
-func (r *run) call(outcome Outcome) {
-	if !(outcome.Asked | r.askedIdle).Has(BySignal) {
+func (r *run) call() {
+	if !r.asked.Has(BySignal) {
 		r.untilSignal(r.held.Call)
 		return
 	}
@@ -69,7 +69,7 @@ func (r *run) call(outcome Outcome) {
 }
 
 // afterRelease logs whether the lock was released, and calls the hook for that.
-func (r *run) afterRelease(outcome Outcome, err error) {
+func (r *run) afterRelease(err error) {
 	if err != nil {
 		r.cfg.Log.Warn("the lock could not be released, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
 		r.hook(hookLost, err)
@@ -77,7 +77,7 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 		return
 	}
 	event, message := "released", "lock released"
-	if (outcome.Asked | r.askedIdle).Has(ByStepDown) {
+	if r.asked.Has(ByStepDown) {
 		event, message = "handed_over", "lock released, as was asked"
 	}
 	r.cfg.Log.Log(context.Background(), lock.LevelNotice, message, "event", event)
@@ -98,17 +98,16 @@ func (r *run) reportLoss() {
 // untilSignal calls f with a context that ends when a signal asks this process to end. The call may
 // take as long as the lock-delay.
 func (r *run) untilSignal(f func(context.Context)) {
-	r.listener.handOver() // if no command was started it would take the signals, too
 	ctx, listener := interruptible(r.signals)
 	f(ctx)
-	listener.handOver()
-	r.noteSignal(ctx)
+	r.stopListening(ctx, listener)
 }
 
-// noteSignal records that a signal has ended ctx. The listener has taken that signal from the
-// channel, so nobody else will see it.
-func (r *run) noteSignal(ctx context.Context) {
+// stopListening ends a listener, and notes whether a signal has ended its context. The listener has
+// taken that signal from the channel, so nobody else will see it.
+func (r *run) stopListening(ctx context.Context, l *listener) {
+	l.handOver()
 	if ctx.Err() != nil {
-		r.askedIdle |= BySignal
+		r.asked |= BySignal
 	}
 }

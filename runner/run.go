@@ -62,29 +62,24 @@ type run struct {
 	keepGuard     bool         // for another command after this one
 	sharesSession bool         // other commands may run in the same session
 	child         *child.Child // once it is started
-	askedIdle     Asked        // what has asked for the end while no command ran
+	asked         Asked        // what has asked for the end so far
 }
 
 // once takes the lock, runs the command once, and releases the lock.
 func (p *process) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, err error) {
 	ctx, listener := interruptible(p.caught)
 	r := &run{process: p, cfg: cfg, listener: listener, signals: p.caught}
-	defer func() {
-		listener.handOver()
-		if r.child == nil { // else supervise got the signals, and knows whether they asked for the end
-			r.noteSignal(ctx)
-		}
-		outcome.Asked |= r.askedIdle
-	}()
-	if err := r.acquire(ctx, candidate); err != nil {
-		return Outcome{}, err
+	if err = r.acquire(ctx, candidate); err == nil {
+		defer r.held.Close()
+		outcome, err = r.runCommand(ctx)
 	}
-	defer r.held.Close()
-	outcome, err = r.runCommand(ctx)
-	if r.child == nil {
-		r.noteSignal(ctx) // it shortens the call that comes before the release
+	if r.child == nil { // else supervise got the signals, and knows whether they asked for the end
+		r.stopListening(ctx, listener)
 	}
-	r.finish(outcome, err)
+	if r.held != nil {
+		r.finish(err)
+	}
+	outcome.Asked = r.asked // also before the command's start, and after its end
 	return outcome, err
 }
 
@@ -119,8 +114,9 @@ func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	}
 	outcome, err := s.supervise()
 	r.held.SetEnd(endOf(outcome, err))
-	if err == nil && !outcome.Asked.Has(BySignal|ByStepDown) {
-		r.askedIdle |= s.linger()
+	r.asked = outcome.Asked
+	if err == nil && !r.asked.Has(BySignal|ByStepDown) {
+		r.asked |= s.linger()
 	}
 	return outcome, err
 }

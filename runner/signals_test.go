@@ -58,9 +58,9 @@ func TestUntilSignal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		signals := make(chan os.Signal, 64)
 		ctx, l := interruptible(signals)
-		defer l.handOver()
 		synctest.Wait()
 		r := &run{listener: l, signals: signals}
+		r.stopListening(ctx, l)
 		r.untilSignal(func(ctx context.Context) {
 			synctest.Wait() // whoever listens waits for the signal
 			signals <- unix.SIGTERM
@@ -69,8 +69,8 @@ func TestUntilSignal(t *testing.T) {
 				t.Error("the report goes on")
 			}
 		})
-		if ctx.Err() != nil || r.askedIdle != BySignal {
-			t.Errorf("the run's context: %v; asked by %v", ctx.Err(), r.askedIdle)
+		if ctx.Err() != nil || r.asked != BySignal {
+			t.Errorf("the run's context: %v; asked by %v", ctx.Err(), r.asked)
 		}
 	})
 }
