@@ -210,7 +210,6 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 			LockDelay:   o.delay(cmd.Flags(), o.lostGrace.value),
 			Private:     db.private,
 			Ledger:      o.remembering(),
-			Explain:     !o.quiet,
 			Log:         u.log,
 		},
 		Path:             path,

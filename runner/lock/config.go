@@ -46,10 +46,6 @@ type Config struct {
 	// LongDelay: a longer delay before a start than this is logged as a warning.
 	LongDelay time.Duration
 
-	// Explain makes a refusal name the holders of the lock. That takes one more question to the
-	// server.
-	Explain bool
-
 	// Endures makes a wait survive every error once the database has answered for the lock.
 	// Otherwise it survives only errors that pass by themselves.
 	Endures bool

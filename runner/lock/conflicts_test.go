@@ -138,7 +138,7 @@ func TestNoWait(t *testing.T) {
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(7))
 	h := acquire(t, cfg)
-	cfg.Wait, cfg.Explain = 0, true
+	cfg.Wait = 0
 	c := contend(t, cfg)
 	<-c.done
 	refused, ok := c.err.(*lock.ConflictError) //nolint:errorlint // as it is

@@ -20,11 +20,12 @@ func TestPreparedTransaction(t *testing.T) {
 	waiter := contend(t, cfg)
 	inLine(t, server, id(7), 1)
 	at := cfg
-	at.Wait, at.Explain = 0, true
-	_, err := lock.NewCandidate(at).Acquire(t.Context(), nil)
+	at.Wait = 0
+	refused := contend(t, at)
+	<-refused.done
 	var held *lock.ConflictError
-	if !errors.As(err, &held) || len(held.Holders) != 1 || !strings.Contains(held.Holders[0].String(), "a prepared transaction") {
-		t.Errorf("it is refused by %v, %+v", err, held)
+	if !errors.As(refused.err, &held) || len(held.Holders) != 1 || !strings.Contains(held.Holders[0].String(), "a prepared transaction") {
+		t.Errorf("it is refused by %v, %+v", refused.err, held)
 	}
 	if said := waiter.said(); len(said) != 1 || said[0] != "waiting" {
 		t.Errorf("the waiter said %v", said)

@@ -105,7 +105,7 @@ func TestTripsThroughPooler(t *testing.T) {
 	server := start(t, nil)
 	c := newCounter(t, pooled(t, server, localpg.Superuser, "transaction", 3), func(int) {})
 	cfg := inTransaction(config(t, c.dsn, exclusive(7)))
-	cfg.Wait, cfg.Explain = 0, true
+	cfg.Wait = 0
 
 	held := acquire(t, config(t, server.DSN("postgres"), exclusive(7)))
 	refused := contend(t, cfg)

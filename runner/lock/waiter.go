@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -306,13 +307,14 @@ func (w *waiter) lastTry(ctx context.Context) error {
 	return w.refuse(ctx)
 }
 
-// refuse gives up. Its error names the holders of the locks, if Config.Explain asks for them.
+// refuse gives up. Its error names the holders of the locks, which takes one more question to the
+// server. If the log has no warnings, as with -q, nobody would read the names.
 func (w *waiter) refuse(ctx context.Context) error {
 	if err := w.giveBackAndLeave(ctx); err != nil {
 		return err
 	}
 	conflict := &ConflictError{Database: session.Target(w.cfg.Session.Database), Waited: w.cfg.Wait}
-	if !w.cfg.Explain {
+	if !w.cfg.Log.Enabled(ctx, slog.LevelWarn) {
 		return conflict
 	}
 	sought := w.cfg.Claim.Sought()
