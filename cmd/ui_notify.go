@@ -129,12 +129,12 @@ func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 			n.status("starts at " + at(until) + ": the last holder may live on")
 		}
 	}
-	cfg.Milestones.NextTry = func(until time.Time) { n.status("tries next at " + at(until)) }
-	cfg.Milestones.Started = func() {
+	o.NextTry = func(until time.Time) { n.status("tries next at " + at(until)) }
+	o.Started = func() {
 		s.end()
 		n.status(work + " since " + at(time.Now()))
 	}
-	cfg.Milestones.Interrupted = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // the command's end must not wait for systemd
+	o.Interrupted = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // the command's end must not wait for systemd
 	o.Alive = n.alive
 }
 

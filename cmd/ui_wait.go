@@ -229,7 +229,7 @@ func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 			})
 		}
 	}
-	cfg.Milestones.Started = s.end
+	cfg.Observer.Started = s.end
 	if n := newNotifier(u); n != nil {
 		n.observe(s, cfg, work)
 	}

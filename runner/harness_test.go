@@ -73,7 +73,7 @@ func newScene() *scene {
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
 	}
 	s.cfg.Log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
-	s.cfg.Milestones.Interrupted = func() { s.say("milestone: interrupted") }
+	s.cfg.Observer.Interrupted = func() { s.say("observer: interrupted") }
 	return s
 }
 

@@ -64,7 +64,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		case errors.As(err, new(*LockLostError)):
 			// Somebody else leads by now, or nobody can: no reason to pause.
 			cfg.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
-			cfg.Milestones.nextTry(time.Now())
+			cfg.Observer.SayNextTry(time.Now())
 			pause = restartFirst
 			continue
 		case err != nil && cfg.Restart == RestartNever && mayHaveRun(err):

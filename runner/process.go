@@ -51,7 +51,7 @@ func (p *process) sleep(cfg Config, d time.Duration) error {
 	cfg.Observer.SayAlive(d + cfg.AttemptMost())
 	ctx, listener := interruptible(p.caught)
 	if d > 0 {
-		cfg.Milestones.nextTry(time.Now().Add(d))
+		cfg.Observer.SayNextTry(time.Now().Add(d))
 		pace.Sleep(ctx, d)
 	}
 	listener.handOver() // first, since a last signal may still end ctx

@@ -147,7 +147,9 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		onLoss: func(reason error) { r.hook(hookLost, reason) },
 	}
 	r.cfg.Log.Info("command started", "event", "started", "pid", c.PID())
-	r.cfg.Milestones.started()
+	if started := r.cfg.Observer.Started; started != nil {
+		started()
+	}
 	return s, nil
 }
 

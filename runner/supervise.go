@@ -187,7 +187,9 @@ func (s *supervision) signalled(sig unix.Signal) {
 		return
 	}
 	s.asked |= BySignal
-	s.cfg.Milestones.interrupted()
+	if interrupted := s.cfg.Observer.Interrupted; interrupted != nil {
+		interrupted()
+	}
 	s.startKillAfter(s.cfg.KillAfterSignal)
 }
 

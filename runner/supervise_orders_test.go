@@ -29,7 +29,7 @@ func steps() []step {
 			`level=INFO msg="lock lost, killing the command" event=lost reason="the server does not answer"`,
 			"hook: the server does not answer",
 		}, 0},
-		{"signal", sends(unix.SIGTERM), []string{"forward SIGTERM", "milestone: interrupted"}, BySignal},
+		{"signal", sends(unix.SIGTERM), []string{"forward SIGTERM", "observer: interrupted"}, BySignal},
 		{"timeout", nil, []string{
 			"signal SIGTERM", "signal SIGCONT",
 			`level=ERROR msg="the command ran for all of the TIMEOUT that --timeout allows; sending SIGTERM" event=timeout`,

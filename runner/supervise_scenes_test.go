@@ -85,9 +85,9 @@ func TestTimeToEnd(t *testing.T) {
 			want: expectation{outcome: Outcome{Ran: 60 * sec, Asked: BySignal}, transcript: `
 0s signal SIGUSR1
 0s signal SIGTERM
-0s milestone: interrupted
+0s observer: interrupted
 0s forward SIGINT
-0s milestone: interrupted
+0s observer: interrupted
 3s kill
 3s` + killLine + doneAt60},
 		},
@@ -96,9 +96,9 @@ func TestTimeToEnd(t *testing.T) {
 			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {4 * sec, sends(unix.SIGINT)}, {5 * sec, asksToStepDown}, {60 * sec, done()}},
 			want: expectation{outcome: Outcome{Ran: 60 * sec, Asked: BySignal | ByStepDown}, transcript: `
 1s forward SIGTERM
-1s milestone: interrupted
+1s observer: interrupted
 4s forward SIGINT
-4s milestone: interrupted
+4s observer: interrupted
 5s signal SIGTERM
 5s signal SIGCONT
 5s level=WARN msg="asked to step down by root@elsewhere; sending SIGTERM" event=stepping_down by=root@elsewhere
@@ -112,7 +112,7 @@ func TestTimeToEnd(t *testing.T) {
 			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {60 * sec, done()}},
 			want: expectation{outcome: Outcome{Ran: 60 * sec, Asked: BySignal | ByTimeout}, transcript: `
 1s forward SIGTERM
-1s milestone: interrupted
+1s observer: interrupted
 5s signal SIGTERM
 5s signal SIGCONT
 5s level=ERROR msg="the command ran for all of the 5s that --timeout allows; sending SIGTERM" event=timeout
@@ -124,7 +124,7 @@ func TestTimeToEnd(t *testing.T) {
 			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {1e6 * sec, done()}},
 			want: expectation{outcome: Outcome{Ran: 1e6 * sec, Asked: BySignal | ByTimeout}, transcript: `
 1s forward SIGTERM
-1s milestone: interrupted
+1s observer: interrupted
 5s signal SIGTERM
 5s signal SIGCONT
 5s level=ERROR msg="the command ran for all of the 5s that --timeout allows; sending SIGTERM" event=timeout
@@ -135,11 +135,11 @@ func TestTimeToEnd(t *testing.T) {
 			incidents: []incident{{1 * sec, sends(unix.SIGINT)}, {10 * sec, sends(unix.SIGINT)}, {60 * sec, exits(child.Result{Status: 9})}},
 			want: expectation{outcome: Outcome{Status: 9, Ran: 60 * sec, Asked: BySignal}, transcript: `
 1s forward SIGINT
-1s milestone: interrupted
+1s observer: interrupted
 3s kill
 3s` + killLine + `
 10s forward SIGINT
-10s milestone: interrupted
+10s observer: interrupted
 12s kill
 12s` + killLine + `
 1m0s level=INFO msg="command ended" event=exited ran=1m0s status=SIGKILL`},
@@ -282,7 +282,7 @@ func TestGuardAndLoss(t *testing.T) {
 			want: expectation{
 				outcome:    Outcome{Asked: BySignal},
 				err:        "*runner.GuardDiedError: the guard process died; the command and what it had started were killed",
-				transcript: "1s forward SIGTERM\n1s milestone: interrupted" + killedAt60 + "3",
+				transcript: "1s forward SIGTERM\n1s observer: interrupted" + killedAt60 + "3",
 			},
 		},
 		"the guard is killed after the loss": {
