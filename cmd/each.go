@@ -128,7 +128,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	if err == nil {
 		err = list.err
 	}
-	return f.summary(u, items, tally, unstarted(f.withWait(err), "a command", cfg.Session.Database))
+	return f.summary(u, items, tally, unstarted(f.withWait(err), "a command", cfg.Lock.Session.Database))
 }
 
 // warnOfRepeats says that through a pooler nobody hears which items others have run. It is a

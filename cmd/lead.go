@@ -43,9 +43,9 @@ flags; 69, 77 or 78 if the database can't be used at the start.`,
 			if !f.quiet && !f.verbose {
 				u.level.Set(lock.LevelNotice)
 			}
-			warnOfOuter(u, cfg.Claim)
+			warnOfOuter(u, cfg.Lock.Claim)
 			outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, FirstDelay: f.firstDelay.value, Restart: runner.Restart(f.restart.value)})
-			return f.end(outcome, unstarted(err, "the command", cfg.Session.Database))
+			return f.end(outcome, unstarted(err, "the command", cfg.Lock.Session.Database))
 		},
 	}
 	flags := cmd.Flags()

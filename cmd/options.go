@@ -165,7 +165,7 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 		}
 		return runner.Config{}, err
 	}
-	cfg.Claim = claim
+	cfg.Lock.Claim = claim
 	o.observe(u, &cfg, "leading")
 	return cfg, nil
 }
@@ -195,7 +195,7 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 	}
 	about := o.description(args[0], o.note)
 	return runner.Config{
-		Locking: lock.Config{
+		Lock: lock.Config{
 			Session: session.Config{
 				Database:        db.config,
 				Lease:           o.lease.value,

@@ -29,10 +29,10 @@ mistake in the flags, 69, 77 or 78 if the database can't be used.`,
 				return err
 			}
 			if o.wait.value > 0 {
-				warnOfOuter(u, cfg.Claim)
+				warnOfOuter(u, cfg.Lock.Claim)
 			}
 			outcome, err := runner.Run(cfg)
-			return o.end(outcome, unstarted(o.withWait(err), "the command", cfg.Session.Database))
+			return o.end(outcome, unstarted(o.withWait(err), "the command", cfg.Lock.Session.Database))
 		},
 	}
 	flags := cmd.Flags()

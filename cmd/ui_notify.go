@@ -108,7 +108,7 @@ func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 		}
 		return text
 	}
-	o := &cfg.Observer
+	o := &cfg.Lock.Observer
 	waiting, away, delayed := o.Waiting, o.Away, o.Delayed
 	o.Waiting = func(backend uint32, views []inspect.View) {
 		if waiting != nil {

@@ -195,19 +195,19 @@ func (s *waitReport) due() time.Duration {
 // observe makes the runner tell people and systemd what it is doing. work says what this
 // process does while a command runs.
 func (o *options) observe(u *ui, cfg *runner.Config, work string) {
-	s := &waitReport{u: u, cfg: cfg.Session, claim: cfg.Claim, out: outage{u: u}}
+	s := &waitReport{u: u, cfg: cfg.Lock.Session, claim: cfg.Lock.Claim, out: outage{u: u}}
 	s.cfg.ApplicationName = "pglead"
 	_ = s.since()
 	hasStatus := u.hasStatus()
-	cfg.LongDelay = longDelay
+	cfg.Lock.LongDelay = longDelay
 	switch {
 	case hasStatus:
-		cfg.Observer.Beside = s.keepStatus
+		cfg.Lock.Observer.Beside = s.keepStatus
 	case (os.Getenv("CI") != "" || u.watched()) && !o.quiet: // or it is a terminal without a status line
-		cfg.Observer.Waiting = s.logRarely
-		cfg.LongDelay = 0
+		cfg.Lock.Observer.Waiting = s.logRarely
+		cfg.Lock.LongDelay = 0
 	}
-	cfg.Observer.Away = func(obstacle error) {
+	cfg.Lock.Observer.Away = func(obstacle error) {
 		if obstacle == nil {
 			s.showObstacle(nil)
 			s.out.answers()
@@ -219,17 +219,17 @@ func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 			s.showObstacle(func() string { return "waiting for " + brief(time.Since(wait)) + ": " + obstacle.Error() })
 		}
 	}
-	cfg.Observer.Delayed = func(until time.Time) {
+	cfg.Lock.Observer.Delayed = func(until time.Time) {
 		switch {
 		case until.IsZero():
 			s.showObstacle(nil)
-		case hasStatus && len(cfg.Claim.IDs) > 0: // each has no locks here, and has its own status line
+		case hasStatus && len(cfg.Lock.Claim.IDs) > 0: // each has no locks here, and has its own status line
 			s.showObstacle(func() string {
 				return "starts in " + brief(max(0, time.Until(until))+time.Second-1) + ": the last holder may live on"
 			})
 		}
 	}
-	cfg.Observer.Started = s.end
+	cfg.Lock.Observer.Started = s.end
 	if n := newNotifier(u); n != nil {
 		n.observe(s, cfg, work)
 	}

@@ -7,12 +7,9 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// Locking says which lock to take, and how to get it.
-type Locking = lock.Config
-
 // Config says what to run, and under which lock.
 type Config struct {
-	Locking
+	Lock lock.Config // which lock to take, and how to get it
 
 	// Splay limits the random time that Run waits before the first try. Without it the
 	// fastest node would do all the work.

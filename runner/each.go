@@ -58,7 +58,7 @@ type Tally struct {
 
 // Each works on every item that nobody else works on: it takes the item's lock and runs
 // the item's command. It skips an item that is held elsewhere, or that another worker on
-// the list has run since this session began. With cfg.Wait it comes back to items that
+// the list has run since this session began. With --wait it comes back to items that
 // were held, and to items that failed elsewhere, until none is left or the time is up.
 //
 // One session holds the locks of all commands. With transactions each worker has its
@@ -75,7 +75,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	defer hurry()
 	e := &each{
 		process: p, cfg: cfg, cancel: cancel, hurry: hurry,
-		jobs: jobs{lease: cfg.Session.Lease, active: map[lockkey.ID]*job{}},
+		jobs: jobs{lease: cfg.Lock.Session.Lease, active: map[lockkey.ID]*job{}},
 		ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
 		bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
 	}
@@ -83,7 +83,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	defer close(stopped)
 	go e.relay(stopped)
 
-	if !cfg.Session.Transaction {
+	if !cfg.Lock.Session.Transaction {
 		if e.listSession, err = e.openSession(ctx); err != nil {
 			return e.tally, err
 		}
@@ -123,18 +123,18 @@ type each struct {
 	lost     []*lock.Held // locks that were lost; their commands are dead
 }
 
-// passes goes through all items once, and then again through those that it skipped, while cfg.Wait
+// passes goes through all items once, and then again through those that it skipped, while --wait
 // allows it.
 func (e *each) passes(ctx context.Context) {
 	began := time.Now()
 	e.pass(ctx, e.cfg.Items)
 	for polls := crowd.PollBackoff(); ; {
-		left := e.cfg.Wait - time.Since(began)
+		left := e.cfg.Lock.Wait - time.Since(began)
 		if ctx.Err() != nil || len(e.comeBack)+len(e.paused) == 0 || left <= 0 {
 			return
 		}
 		rest := min(pace.Between(crowd.NextPoll(polls)), left)
-		e.cfg.Observer.SayAlive(rest + e.cfg.AttemptMost())
+		e.cfg.Lock.Observer.SayAlive(rest + e.cfg.Lock.AttemptMost())
 		if !pace.Sleep(ctx, rest) {
 			return
 		}
@@ -201,11 +201,11 @@ func (e *each) bidFor(j *job) *lock.Bid {
 	if b := e.bids.of(j.ID); b != nil {
 		return b
 	}
-	locking := e.cfg.Locking
-	locking.Claim = j.claim()
-	locking.OfList, locking.Log, locking.Observer = true, j.log, e.observer(j.ID)
-	locking.Show = func(delay time.Duration) { e.show(j.session, j.ID, delay) }
-	return lock.NewBid(j.session, locking, e.returning) // on a later pass it knows nothing: nobody here has listened since the last one
+	cfg := e.cfg.Lock
+	cfg.Claim = j.claim()
+	cfg.OfList, cfg.Log, cfg.Observer = true, j.log, e.observer(j.ID)
+	cfg.Show = func(delay time.Duration) { e.show(j.session, j.ID, delay) }
+	return lock.NewBid(j.session, cfg, e.returning) // on a later pass it knows nothing: nobody here has listened since the last one
 }
 
 // show notes how long an item's lock is held before its command may start, and describes the
@@ -220,7 +220,7 @@ func (e *each) show(s *session.Session, id lockkey.ID, delay time.Duration) {
 func (e *each) describe(s *session.Session) {
 	e.describing.Lock() // so that no older description replaces a later one
 	defer e.describing.Unlock()
-	d := e.cfg.Describe()
+	d := e.cfg.Lock.Describe()
 	d.Since = time.Now()
 	d.Keys, d.Delay = e.jobs.shown(s)
 	s.SetComment(d.Comment())

@@ -44,13 +44,13 @@ func (p *played) Delayed(until time.Time) {
 
 // list is a list of items whose commands wait for the file, and what Each returns. reached is
 // closed when so many run, and so many have run.
-func (p *played) list(locking Locking, items []string, running, ran int) (reached <-chan struct{}, ended <-chan error) {
+func (p *played) list(locking lock.Config, items []string, running, ran int) (reached <-chan struct{}, ended <-chan error) {
 	locking.Wait = 0
 	locking.Observer.Alive, locking.Observer.Delayed = p.Alive, p.Delayed
 	there, result := make(chan struct{}), make(chan error, 1)
 	close := sync.OnceFunc(func() { close(there) })
 	cfg := EachConfig{
-		Config: Config{Locking: locking, Path: "/bin/sh"}, Items: slices.Values(items), Parallel: len(items),
+		Config: Config{Lock: locking, Path: "/bin/sh"}, Items: slices.Values(items), Parallel: len(items),
 		Task: func(item string) Task {
 			id, _ := lockkey.Parse(item)
 			return Task{Key: item, ID: id, Command: []string{"sh", "-c", "until test -e " + p.file + "; do sleep 0.01; done"}}
@@ -79,7 +79,7 @@ func terminateAll(t *testing.T, server *localpg.Server) {
 func TestEachIsAlive(t *testing.T) {
 	server := testserver.Start(t, nil)
 	testserver.Query(t, server, ledger.InstallSQL(ledger.Plan{Keep: ledger.Keep}))
-	locking := lockingOn(t, server)
+	locking := lockOn(t, server)
 	locking.Ledger.Mode, locking.LockDelay = ledger.Auto, time.Second
 	before := locking
 	before.Session.Lease, before.Claim.Keys = time.Hour, []string{"1"}
@@ -135,7 +135,7 @@ func TestWorkersAreAlive(t *testing.T) {
 // lock-delay, and says so.
 func TestEachIsAliveAfterLoss(t *testing.T) {
 	server := testserver.Start(t, nil)
-	locking := lockingOn(t, server)
+	locking := lockOn(t, server)
 	p := &played{file: filepath.Join(t.TempDir(), "never")}
 	reached, ended := p.list(locking, []string{"1"}, 1, 0)
 	select {

@@ -87,7 +87,7 @@ func (w *worker) exchange(ctx context.Context, last, next *job) (granted bool, e
 
 // releaseAlone releases the lock of a command that has ended, outside an exchange.
 func (e *each) releaseAlone(ctx context.Context, last *job) {
-	if !e.cfg.Session.Transaction {
+	if !e.cfg.Lock.Session.Transaction {
 		// If Tell fails, the session is lost, or at worst somebody else runs the item
 		// again.
 		_ = lock.Tell(context.WithoutCancel(ctx), last.session, e.said(last))

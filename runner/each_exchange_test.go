@@ -14,7 +14,7 @@ import (
 // that it was trying for. Other workers may use the session for hours, and keep the lock with it.
 func TestExchangeAfterTheEnd(t *testing.T) {
 	server := testserver.Start(t, nil)
-	locking := lockingOn(t, server)
+	locking := lockOn(t, server)
 	locking.OfList = true
 	s, err := session.Open(t.Context(), locking.Session)
 	if err != nil {

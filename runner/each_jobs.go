@@ -116,7 +116,7 @@ func (js *jobs) renew(s *session.Session, deadline boottime.Instant) {
 // way at once, so it passes on the latest time that any of them has named: an item that is done
 // must not cut short another's.
 func (e *each) observer(of ...lockkey.ID) lock.Observer {
-	o := e.cfg.Observer
+	o := e.cfg.Lock.Observer
 	if alive := o.Alive; alive != nil {
 		o.Alive = func(within time.Duration) { e.jobs.sayAlive(of, within, alive) }
 	}
@@ -201,10 +201,10 @@ func (e *each) relay(stopped <-chan struct{}) {
 
 // openSession opens a session, and passes its deadlines on to its commands until the session ends.
 func (e *each) openSession(ctx context.Context) (*session.Session, error) {
-	locking := e.cfg.Locking
-	locking.Observer = e.observer()
-	s, err := lock.NewCandidate(locking).Open(ctx, func(s *session.Session) error {
-		if e.cfg.Session.Transaction {
+	cfg := e.cfg.Lock
+	cfg.Observer = e.observer()
+	s, err := lock.NewCandidate(cfg).Open(ctx, func(s *session.Session) error {
+		if e.cfg.Lock.Session.Transaction {
 			return nil
 		}
 		return listenToList(ctx, s, e.cfg.List, e.hear)

@@ -17,7 +17,7 @@ import (
 // its own, nor what is no end, nor those of another list.
 func TestListenToList(t *testing.T) {
 	t.Parallel()
-	locking := lockingOn(t, testserver.Start(t, nil))
+	locking := lockOn(t, testserver.Start(t, nil))
 	open := func() *session.Session {
 		s, err := session.Open(t.Context(), locking.Session)
 		if err != nil {
@@ -59,7 +59,7 @@ func TestListenToList(t *testing.T) {
 func TestRejectedListen(t *testing.T) {
 	t.Parallel()
 	server := testserver.Start(t, nil)
-	s, err := session.Open(t.Context(), lockingOn(t, server).Session)
+	s, err := session.Open(t.Context(), lockOn(t, server).Session)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,7 +38,7 @@ func (e *each) skip(j *job, why reason) {
 			t.Done++
 			return
 		}
-		if e.cfg.Wait > 0 {
+		if e.cfg.Lock.Wait > 0 {
 			*to = append(*to, j.item)
 		}
 	})
@@ -48,7 +48,7 @@ func (e *each) skip(j *job, why reason) {
 // to it, the bid listens meanwhile, and then knows whether the lock's last holder is dead.
 func (e *each) skipHeld(ctx context.Context, j *job) error {
 	e.skip(j, heldElsewhere)
-	if e.cfg.Wait == 0 || e.cfg.Session.Transaction {
+	if e.cfg.Lock.Wait == 0 || e.cfg.Lock.Session.Transaction {
 		return nil
 	}
 	if !e.bids.keep(j.ID, j.bid) {
@@ -65,7 +65,7 @@ func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) 
 	switch {
 	case !ended || failedElsewhere && e.returning:
 		return false, nil
-	case failedElsewhere && e.cfg.Wait > 0:
+	case failedElsewhere && e.cfg.Lock.Wait > 0:
 		return true, e.skipHeld(ctx, j)
 	}
 	e.skip(j, alreadyDone)
@@ -90,7 +90,7 @@ func (e *each) skipIfBarred(j *job, err error) error {
 		return nil
 	case errors.As(err, new(*ledger.FencedError)):
 		log.Log(context.Background(), level, withHint(err), "event", "ledger")
-	case errors.As(err, new(*lock.LedgerError)) && session.Passing(err) && j.session.Err() == nil && e.cfg.Wait > 0:
+	case errors.As(err, new(*lock.LedgerError)) && session.Passing(err) && j.session.Err() == nil && e.cfg.Lock.Wait > 0:
 		log.Log(context.Background(), level, withHint(err), "event", "ledger")
 	default:
 		return err

@@ -119,7 +119,7 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 			return nil, nil
 		}
 		j := &job{
-			Task: w.cfg.Task(item), item: item, log: w.cfg.Log.With("item", item), worker: w, session: w.session,
+			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, session: w.session,
 			signals: make(chan os.Signal, 64), renewed: make(chan boottime.Instant, 1),
 		}
 		switch other := w.jobs.enter(j); {
@@ -130,7 +130,7 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 			w.skip(j, alreadyDone)
 			continue
 		}
-		w.observer(j.ID).SayAlive(w.cfg.AttemptMost())
+		w.observer(j.ID).SayAlive(w.cfg.Lock.AttemptMost())
 		j.bid = w.bidFor(j)
 		skipped, err := w.skipIfRun(ctx, j)
 		if !skipped {
@@ -186,7 +186,7 @@ func (w *worker) settleOrSkip(ctx context.Context, j *job, granted bool) (ready 
 
 // giveBack gives back a lock under which no command was started.
 func (w *worker) giveBack(j *job) {
-	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(w.cfg.Session.Lease))
+	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(w.cfg.Lock.Session.Lease))
 	defer cancel()
 	j.held.SetEnd(ledger.End{At: time.Now(), Outcome: ledger.Stopped})
 	if j.session.Err() != nil || j.held.Release(ctx) != nil {
@@ -236,10 +236,10 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 // newRun makes the run of an item's command. The run takes the worker's guard.
 func (w *worker) newRun(j *job) *run {
 	cfg := w.cfg.Config
-	cfg.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
-	cfg.Log, cfg.Observer = j.log, w.observer(j.ID)
+	cfg.Lock.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
+	cfg.Lock.Observer = w.observer(j.ID)
 	r := &run{
-		process: w.process, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held,
+		process: w.process, cfg: cfg, log: j.log, signals: j.signals, renewed: j.renewed, held: j.held,
 		guard: w.guard, keepGuard: true, sharesSession: w.listSession != nil && w.cfg.Parallel > 1,
 	}
 	w.guard, w.brief = nil, false
@@ -323,7 +323,7 @@ type fetched struct {
 // If the last command was brief, it fetches the next item's lock, too.
 func (w *worker) startFetchAhead(ctx context.Context, last *job) <-chan fetched {
 	got := make(chan fetched)
-	ahead := w.brief && !w.cfg.Session.Transaction // with transactions a worker has one lock at a time
+	ahead := w.brief && !w.cfg.Lock.Session.Transaction // with transactions a worker has one lock at a time
 	go func() {
 		defer close(got)
 		if ahead {

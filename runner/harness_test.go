@@ -67,13 +67,13 @@ func newScene() *scene {
 		return a
 	}
 	s.supervision = supervision{
-		cfg:  &Config{Locking: Locking{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}}},
+		cfg:  &Config{Lock: lock.Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}}},
 		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
 		renewed: s.deadlines, signals: s.sent, requests: s.fate.requests,
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
 	}
-	s.cfg.Log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
-	s.cfg.Observer.Interrupted = func() { s.say("observer: interrupted") }
+	s.log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
+	s.cfg.Lock.Observer.Interrupted = func() { s.say("observer: interrupted") }
 	return s
 }
 
@@ -233,15 +233,15 @@ func (s *scene) check(t *testing.T, want string) {
 // errCut is the cause of a loss.
 var errCut = errors.New("the server does not answer")
 
-// lockingOn says how to wait for lock 1 of a server that a test has started. The lock-delay is
+// lockOn says how to wait for lock 1 of a server that a test has started. The lock-delay is
 // longer than any test.
-func lockingOn(t *testing.T, server *localpg.Server) Locking {
+func lockOn(t *testing.T, server *localpg.Server) lock.Config {
 	t.Helper()
 	database, err := session.ParseDSN(server.DSN("postgres"), "--dsn")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Locking{
+	return lock.Config{
 		Claim: lock.Claim{IDs: []lockkey.ID{{Number: 1}}}, Wait: lock.Forever, LockDelay: time.Hour,
 		Session: session.Config{
 			Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second,

@@ -68,7 +68,7 @@ func (r *run) hook(event hookEvent, reason error) {
 		if before != nil {
 			<-before // a hook may move an address, and the last hook has to win
 		}
-		warn := func(what string) { r.cfg.Log.Warn(fmt.Sprintf("--on-%s: %s", event, what), "event", "hook") }
+		warn := func(what string) { r.log.Warn(fmt.Sprintf("--on-%s: %s", event, what), "event", "hook") }
 		if err := r.runHook(env, command, warn); err != nil {
 			warn(err.Error())
 		}

@@ -50,9 +50,9 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer p.awaitHooks(cfg.Observer)
-	cfg.Wait, cfg.Endures = lock.Forever, true
-	candidate := lock.NewCandidate(cfg.Locking)
+	defer p.awaitHooks(cfg.Lock.Observer)
+	cfg.Lock.Wait, cfg.Lock.Endures = lock.Forever, true
+	candidate := lock.NewCandidate(cfg.Lock)
 	if err := p.sleep(cfg.Config, pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
@@ -63,21 +63,21 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 			return outcome, err
 		case errors.As(err, new(*LockLostError)):
 			// Somebody else leads by now, or nobody can: no reason to pause.
-			cfg.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
-			cfg.Observer.SayNextTry(time.Now())
+			cfg.Lock.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
+			cfg.Lock.Observer.SayNextTry(time.Now())
 			pause = restartFirst
 			continue
 		case err != nil && cfg.Restart == RestartNever && mayHaveRun(err):
 			return outcome, err
 		case err != nil:
-			cfg.Log.Warn(fmt.Sprintf("%v; standing for election again in %v", err, pause), "event", "standing")
+			cfg.Lock.Log.Warn(fmt.Sprintf("%v; standing for election again in %v", err, pause), "event", "standing")
 		case cfg.ends(outcome):
 			return outcome, nil
 		default:
 			if outcome.Ran >= restartSettled {
 				pause = restartFirst
 			}
-			cfg.Log.Warn(fmt.Sprintf("the command ended after %v (%s); standing for election again in %v",
+			cfg.Lock.Log.Warn(fmt.Sprintf("the command ended after %v (%s); standing for election again in %v",
 				outcome.Ran.Round(time.Millisecond), describeStatus(outcome.Status), pause), "event", "restarting")
 		}
 		if err := p.sleep(cfg.Config, pause); err != nil {

@@ -22,8 +22,8 @@ func (s *supervision) linger() (asked Asked) {
 	rest := s.cfg.MinHold - time.Since(s.started)
 	switch {
 	case rest > 0:
-		s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
-		s.cfg.Observer.SayAlive(rest + s.cfg.Session.Lease)
+		s.log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
+		s.cfg.Lock.Observer.SayAlive(rest + s.cfg.Lock.Session.Lease)
 		noted := s.held.NoteEnd(context.Background()) // the end of the session ends this, too
 		defer func() { <-noted }()
 	case s.asker == nil:
@@ -38,7 +38,7 @@ func (s *supervision) linger() (asked Asked) {
 			over = nil // wait for the asker: the release would have to wait for the same answer
 		case <-s.held.Lost():
 			if rest > 0 {
-				s.cfg.Log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
+				s.log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
 			}
 			return 0
 		case <-s.requests:
@@ -46,7 +46,7 @@ func (s *supervision) linger() (asked Asked) {
 		case r := <-s.asker:
 			s.held.Prefer(r.to)
 			if rest > 0 {
-				s.cfg.Log.Warn("asked to step down by "+r.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", r.by)
+				s.log.Warn("asked to step down by "+r.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", r.by)
 			}
 			return ByStepDown
 		case sig := <-s.signals:

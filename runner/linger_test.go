@@ -53,7 +53,7 @@ func TestLinger(t *testing.T) {
 				s := newScene()
 				s.cfg.MinHold, s.fate.askerLate = test.minHold, test.askerLate
 				var alive time.Duration
-				s.cfg.Observer.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
+				s.cfg.Lock.Observer.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
 				var over time.Duration
 				s.play(test.incidents, func() {
 					time.Sleep(4 * sec)
@@ -72,7 +72,7 @@ func TestLinger(t *testing.T) {
 				if over != test.over {
 					t.Errorf("over after %v, want %v", over, test.over)
 				}
-				if test.want != "" && alive != test.minHold+s.cfg.Session.Lease {
+				if test.want != "" && alive != test.minHold+s.cfg.Lock.Session.Lease {
 					t.Errorf("known to be alive until %v", alive)
 				}
 			})

@@ -48,10 +48,10 @@ func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
 
 // sleep pauses without a lock, unless a signal asks this process to end.
 func (p *process) sleep(cfg Config, d time.Duration) error {
-	cfg.Observer.SayAlive(d + cfg.AttemptMost())
+	cfg.Lock.Observer.SayAlive(d + cfg.Lock.AttemptMost())
 	ctx, listener := interruptible(p.caught)
 	if d > 0 {
-		cfg.Observer.SayNextTry(time.Now().Add(d))
+		cfg.Lock.Observer.SayNextTry(time.Now().Add(d))
 		pace.Sleep(ctx, d)
 	}
 	listener.handOver() // first, since a last signal may still end ctx

@@ -51,7 +51,7 @@ func (r *run) finish(err error) {
 // in the same script would find the lock held.
 func (r *run) release() {
 	r.call()
-	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(r.cfg.Session.Lease))
+	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(r.cfg.Lock.Session.Lease))
 	defer cancel()
 	r.afterRelease(r.held.Release(ctx))
 }
@@ -71,7 +71,7 @@ func (r *run) call() {
 // afterRelease logs whether the lock was released, and calls the hook for that.
 func (r *run) afterRelease(err error) {
 	if err != nil {
-		r.cfg.Log.Warn("the lock could not be released, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
+		r.log.Warn("the lock could not be released, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
 		r.hook(hookLost, err)
 		r.reportEndAfterLoss()
 		return
@@ -80,7 +80,7 @@ func (r *run) afterRelease(err error) {
 	if r.asked.Has(ByStepDown) {
 		event, message = "handed_over", "lock released, as was asked"
 	}
-	r.cfg.Log.Log(context.Background(), lock.LevelNotice, message, "event", event)
+	r.log.Log(context.Background(), lock.LevelNotice, message, "event", event)
 	r.hook(hookReleased, nil)
 }
 

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -41,17 +42,18 @@ func Run(cfg Config) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer p.awaitHooks(cfg.Observer)
+	defer p.awaitHooks(cfg.Lock.Observer)
 	if err := p.sleep(cfg, pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
-	return p.once(cfg, lock.NewCandidate(cfg.Locking))
+	return p.once(cfg, lock.NewCandidate(cfg.Lock))
 }
 
 // run is one command under one lock.
 type run struct {
 	*process
-	cfg Config // this run's settings; in each, one item's keys, command, environment and log
+	cfg Config // this run's settings; in each, one item's keys, command and environment
+	log *slog.Logger
 
 	listener *listener               // takes the signals until the command runs; if nil, they stay in their channel
 	signals  <-chan os.Signal        // for the command
@@ -68,7 +70,7 @@ type run struct {
 // once takes the lock, runs the command once, and releases the lock.
 func (p *process) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, err error) {
 	ctx, listener := interruptible(p.caught)
-	r := &run{process: p, cfg: cfg, listener: listener, signals: p.caught}
+	r := &run{process: p, cfg: cfg, log: cfg.Lock.Log, listener: listener, signals: p.caught}
 	if err = r.acquire(ctx, candidate); err == nil {
 		defer r.held.Close()
 		outcome, err = r.runCommand(ctx)
@@ -102,9 +104,9 @@ func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 // caller releases the lock or, if it was lost, tells others that no command runs under it any
 // more.
 func (r *run) runCommand(ctx context.Context) (Outcome, error) {
-	r.cfg.Log = r.cfg.Log.With("token", r.held.Token)
+	r.log = r.log.With("token", r.held.Token)
 	about := append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)
-	r.cfg.Log.Log(ctx, lock.LevelNotice, "lock acquired", about...)
+	r.log.Log(ctx, lock.LevelNotice, "lock acquired", about...)
 	r.hook(hookAcquired, nil)
 	r.listener.keep()
 	s, err := r.startSupervised(ctx)
@@ -142,12 +144,12 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	}
 	r.child = c
 	s := &supervision{
-		cfg: &r.cfg, held: r.held, command: c, terminal: terminal, began: began, started: time.Now(),
+		cfg: &r.cfg, log: r.log, held: r.held, command: c, terminal: terminal, began: began, started: time.Now(),
 		renewed: r.renewed, signals: r.signals, kept: r.listener.handOver(),
 		onLoss: func(reason error) { r.hook(hookLost, reason) },
 	}
-	r.cfg.Log.Info("command started", "event", "started", "pid", c.PID())
-	if started := r.cfg.Observer.Started; started != nil {
+	r.log.Info("command started", "event", "started", "pid", c.PID())
+	if started := r.cfg.Lock.Observer.Started; started != nil {
 		started()
 	}
 	return s, nil
@@ -160,8 +162,8 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 	cfg := child.Config{
 		Path: r.cfg.Path, Args: r.cfg.Command, Env: r.environment(),
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
-		LostGrace: r.cfg.LostGrace, LeaseGrace: leasetime.MostGrace(r.cfg.Session.Lease),
-		GuardPatience: guardPatience(r.cfg.Session.Lease),
+		LostGrace: r.cfg.Lock.LostGrace, LeaseGrace: leasetime.MostGrace(r.cfg.Lock.Session.Lease),
+		GuardPatience: guardPatience(r.cfg.Lock.Session.Lease),
 		Release:       release, ReleaseEndsSession: endsSession,
 		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSession, KeepGuard: r.keepGuard,
 	}
@@ -169,7 +171,7 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 	if !errors.Is(err, child.ErrNotStarted) {
 		return c, err
 	}
-	r.cfg.Log.Warn(err.Error()+"; starting another", "event", "guard")
+	r.log.Warn(err.Error()+"; starting another", "event", "guard")
 	if r.guard, err = r.newGuard(r.held.Session); err != nil {
 		return nil, err
 	}
@@ -183,12 +185,12 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 // to pglead's full unix socket, it waits for ever: no setting of the server's limits that.
 func (r *run) socketLinger() time.Duration {
 	switch {
-	case r.cfg.Session.Transaction:
+	case r.cfg.Lock.Session.Transaction:
 		return 0
 	case r.sharesSession:
-		return r.cfg.Session.Lease
+		return r.cfg.Lock.Session.Lease
 	}
-	return leasetime.ForKill(r.cfg.Session.Lease) + seeSilence
+	return leasetime.ForKill(r.cfg.Lock.Session.Lease) + seeSilence
 }
 
 // seeSilence is how long those in line may take to see that a holder is silent: the 2 s that the
@@ -227,7 +229,7 @@ func (r *run) environment() []string {
 		ids = append(ids, l.String())
 	}
 	env := append(slices.Clone(r.cfg.Env),
-		"PGLEAD_LOCK_KEY="+strings.Join(r.cfg.Claim.Keys, "\n"),
+		"PGLEAD_LOCK_KEY="+strings.Join(r.cfg.Lock.Claim.Keys, "\n"),
 		"PGLEAD_LOCK_ID="+strings.Join(ids, "\n"),
 		fmt.Sprintf("PGLEAD_TOKEN=%d", r.held.Token),
 		"PGLEAD_SYSTEM_ID="+r.held.SystemID,

@@ -23,6 +23,7 @@ import (
 // happens to the two, and what has happened so far.
 type supervision struct {
 	cfg     *Config
+	log     *slog.Logger
 	held    heldLock
 	command command
 
@@ -101,8 +102,8 @@ func (s *supervision) supervise() (Outcome, error) {
 	s.lost, s.requests = s.held.Lost(), s.held.Requests()
 	timeout := after(s.cfg.Timeout)
 	var tick <-chan time.Time
-	if s.cfg.Observer.Alive != nil {
-		ticker := time.NewTicker(leasetime.BeatEvery(s.cfg.Session.Lease))
+	if s.cfg.Lock.Observer.Alive != nil {
+		ticker := time.NewTicker(leasetime.BeatEvery(s.cfg.Lock.Session.Lease))
 		defer ticker.Stop()
 		tick = ticker.C
 	}
@@ -117,7 +118,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		s.signalled(sig.Signal)
 	}
 	for {
-		s.cfg.Observer.SayAlive(s.cfg.Session.Lease)
+		s.cfg.Lock.Observer.SayAlive(s.cfg.Lock.Session.Lease)
 		select {
 		case <-tick: // to call SayAlive again
 		case <-s.command.Done():
@@ -171,10 +172,10 @@ func (s *supervision) lockLost() {
 // logLoss logs the loss of the lock, and calls the hook for that.
 func (s *supervision) logLoss(message string, reason error) {
 	level := slog.LevelInfo
-	if s.cfg.Endures { // lead logs its next line only after it has told the waiters, which may take a while
+	if s.cfg.Lock.Endures { // lead logs its next line only after it has told the waiters, which may take a while
 		level = lock.LevelNotice
 	}
-	s.cfg.Log.Log(context.Background(), level, message, "event", "lost", "reason", reason.Error())
+	s.log.Log(context.Background(), level, message, "event", "lost", "reason", reason.Error())
 	s.onLoss(reason)
 }
 
@@ -187,7 +188,7 @@ func (s *supervision) signalled(sig unix.Signal) {
 		return
 	}
 	s.asked |= BySignal
-	if interrupted := s.cfg.Observer.Interrupted; interrupted != nil {
+	if interrupted := s.cfg.Lock.Observer.Interrupted; interrupted != nil {
 		interrupted()
 	}
 	s.startKillAfter(s.cfg.KillAfterSignal)
@@ -256,20 +257,20 @@ func (s *supervision) stepDown(by asker) {
 	s.asker = nil
 	s.askToEnd(ByStepDown)
 	s.held.Prefer(by.to)
-	s.cfg.Log.Warn("asked to step down by "+by.by+"; sending SIGTERM", "event", "stepping_down", "by", by.by)
+	s.log.Warn("asked to step down by "+by.by+"; sending SIGTERM", "event", "stepping_down", "by", by.by)
 	s.startKillAfter(s.cfg.KillAfterSignal)
 }
 
 func (s *supervision) timeOut() {
 	s.askToEnd(ByTimeout)
-	s.cfg.Log.Error(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.cfg.Timeout), "event", "timeout")
+	s.log.Error(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.cfg.Timeout), "event", "timeout")
 	s.startKillAfter(s.cfg.KillAfterTimeout)
 }
 
 func (s *supervision) kill() {
 	s.killAfter = nil
 	s.command.Kill()
-	s.cfg.Log.Error("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
+	s.log.Error("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
 }
 
 // handle acts on what has happened to the command's processes.
@@ -281,9 +282,9 @@ func (s *supervision) handle(event child.Event) {
 		s.unkillable = event.Unkillable
 		s.nameUnkillable()
 	case event.Leftovers != "" && s.cfg.WaitForLeftovers:
-		s.cfg.Log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
+		s.log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
 	case event.Leftovers != "":
-		s.cfg.Log.Error("the command has ended; ending what it left running: "+event.Leftovers, "event", "leftovers")
+		s.log.Error("the command has ended; ending what it left running: "+event.Leftovers, "event", "leftovers")
 	}
 }
 
@@ -292,7 +293,7 @@ func (s *supervision) nameUnkillable() {
 	if s.held.Err() != nil {
 		consequence = "the lock is lost: another node may run the command while they live"
 	}
-	s.cfg.Log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
+	s.log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
 }
 
 // conclude turns the end of the tree into an outcome.
@@ -313,10 +314,10 @@ func (s *supervision) conclude() (Outcome, error) {
 	}
 	loss := s.loss(result)
 	if loss == nil && result.Ending != child.GuardDied {
-		s.cfg.Log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
+		s.log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
 		return Outcome{Status: result.Status, Ran: ran, Asked: s.asked}, nil
 	}
-	s.cfg.Log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
+	s.log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
 	if loss == nil {
 		return Outcome{Asked: s.asked}, &GuardDiedError{}
 	}
@@ -328,7 +329,7 @@ func (s *supervision) conclude() (Outcome, error) {
 
 // loss says how the lock was lost while the command ran. It is nil if the lock was not lost.
 func (s *supervision) loss(result child.Result) *LockLostError {
-	lost := &LockLostError{Database: session.Target(s.cfg.Session.Database)}
+	lost := &LockLostError{Database: session.Target(s.cfg.Lock.Session.Database)}
 	var cause *session.LostError
 	switch {
 	case errors.As(s.held.Err(), &cause):
@@ -356,7 +357,7 @@ func (s *supervision) whatWasDone(result child.Result) string {
 		return killed + " when its guard process died"
 	case result.Ending == child.GuardLate:
 		return killed + "; for that its guard process, which did not do so in time, was killed, too"
-	case result.Killed == 0 && s.cfg.LostGrace > 0:
+	case result.Killed == 0 && s.cfg.Lock.LostGrace > 0:
 		return command + " ended, by itself or on the SIGTERM of --lost-grace: " + describeStatus(result.Status)
 	case result.Killed == 0:
 		return command + " had just ended: " + describeStatus(result.Status)

@@ -37,7 +37,7 @@ func (h atEvent) Handle(_ context.Context, r slog.Record) error {
 // command starts. The next in line does not wait until such a command would certainly be dead.
 func TestLostBeforeStart(t *testing.T) {
 	server := testserver.Start(t, nil)
-	locking := lockingOn(t, server)
+	locking := lockOn(t, server)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	inLine := func(n string) func() bool {
@@ -51,12 +51,12 @@ func TestLostBeforeStart(t *testing.T) {
 	}
 	defer first.Close()
 
-	unlucky := Config{Locking: locking, Path: "/bin/true", Command: []string{"true"}}
-	unlucky.Log = slog.New(atEvent{slog.DiscardHandler, "acquired", func() {
+	unlucky := Config{Lock: locking, Path: "/bin/true", Command: []string{"true"}}
+	unlucky.Lock.Log = slog.New(atEvent{slog.DiscardHandler, "acquired", func() {
 		testserver.Query(t, server, `SELECT pg_terminate_backend(pid, 10000) FROM pg_locks
 			WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = 1 AND objsubid = 1`)
 	}})
-	unlucky.Wait = time.Minute
+	unlucky.Lock.Wait = time.Minute
 	ended := make(chan error, 1)
 	go func() {
 		_, err := Run(unlucky)
