@@ -134,7 +134,7 @@ func (e *each) passes(ctx context.Context) {
 			return
 		}
 		rest := min(pace.Between(crowd.NextPoll(polls)), left)
-		e.cfg.Lock.Observer.SayAlive(rest + e.cfg.Lock.AttemptMost())
+		e.cfg.Lock.SayAttemptAfter(rest)
 		if !pace.Sleep(ctx, rest) {
 			return
 		}

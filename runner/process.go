@@ -48,7 +48,7 @@ func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
 
 // sleep pauses without a lock, unless a signal asks this process to end.
 func (p *process) sleep(cfg Config, d time.Duration) error {
-	cfg.Lock.Observer.SayAlive(d + cfg.Lock.AttemptMost())
+	cfg.Lock.SayAttemptAfter(d)
 	ctx, listener := interruptible(p.caught)
 	if d > 0 {
 		cfg.Lock.Observer.SayNextTry(time.Now().Add(d))

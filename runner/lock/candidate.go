@@ -153,7 +153,7 @@ func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error
 
 // openSession opens a session whose login carries the SQL expression firstTry, or none.
 func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
-	c.cfg.Observer.SayAlive(c.cfg.AttemptMost())
+	c.cfg.SayAttemptAfter(0)
 	of := c.cfg.sessionConfig()
 	of.FirstTry, of.LoginQuestion = firstTry, c.cfg.Ledger.QuestionSQL(of.Transaction)
 	if c.cfg.Wait > 0 {
@@ -265,7 +265,7 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 		p.said = reason
 		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", reason, "retry_in", rest)
 	}
-	cfg.Observer.SayAlive(rest + cfg.AttemptMost())
+	cfg.SayAttemptAfter(rest)
 	if !pace.Sleep(ctx, rest) {
 		return context.Cause(ctx)
 	}

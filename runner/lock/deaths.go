@@ -90,7 +90,7 @@ func announceDeaths(ctx context.Context, tellWaiters bool, lost ...*Held) {
 		return
 	}
 	cfg := lost[0].cfg
-	cfg.Observer.SayAlive(cfg.LockDelay + cfg.AttemptMost())
+	cfg.SayAttemptAfter(cfg.LockDelay)
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0)))
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {

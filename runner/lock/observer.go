@@ -44,6 +44,11 @@ func (o Observer) SayAlive(within time.Duration) {
 	}
 }
 
+// SayAttemptAfter calls Alive for a rest, and the attempt after it.
+func (cfg *Config) SayAttemptAfter(rest time.Duration) {
+	cfg.Observer.SayAlive(rest + cfg.AttemptMost())
+}
+
 // SayNextTry calls NextTry, if there is one.
 func (o Observer) SayNextTry(at time.Time) {
 	if o.NextTry != nil {
@@ -71,8 +76,8 @@ const tellEvery = time.Minute
 
 // tellObserver calls Alive, and Waiting when it is due.
 func (w *waiter) tellObserver(ctx context.Context) error {
+	w.cfg.SayAttemptAfter(0)
 	o := w.cfg.Observer
-	o.SayAlive(w.cfg.AttemptMost())
 	if o.Waiting == nil || !w.told.IsZero() && time.Since(w.told) < tellEvery {
 		return nil
 	}

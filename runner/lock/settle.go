@@ -117,7 +117,7 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 // when it returns done, hold returns, too.
 func (b *Bid) hold(ctx context.Context, delay time.Duration, why string, ask func() (done bool, err error)) (early bool, err error) {
 	b.logDelay(ctx, delay, why)
-	b.cfg.Observer.SayAlive(delay + b.cfg.AttemptMost())
+	b.cfg.SayAttemptAfter(delay)
 	defer b.cfg.Observer.delayed(delay)()
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
