@@ -23,7 +23,8 @@ const embedded = "embedded"
 
 // database is where the lock is, and what the command is told about it.
 type database struct {
-	config *pgconn.Config
+	config         *pgconn.Config
+	connectTimeout time.Duration
 	// pass is the command's PGLEAD_DSN, or empty.
 	pass string
 	// private says that the database is on the private server, which stays in use as long
@@ -31,9 +32,9 @@ type database struct {
 	private bool
 }
 
-// databaseFrom chooses the database: from the flag or its variable, DATABASE_URL,
-// or what libpq reads by itself.
-func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
+// chooseDatabase chooses the database: from the flag or its variable, DATABASE_URL, or what libpq
+// reads by itself. It starts the private server if that is the one.
+func chooseDatabase(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 	dsn, source := flag.Value.String(), sourceOf(flag)
 	switch {
 	case dsn == "" && os.Getenv(envName("dsn")) == withheld:
@@ -79,7 +80,7 @@ func openAside(ctx context.Context, cmd *cobra.Command, name string, patience ti
 	if flag.Value.String() == embedded {
 		return nil, errors.New("the private server would have to be started")
 	}
-	db, err := databaseFrom(nil, flag, false)
+	db, err := chooseDatabase(nil, flag, false)
 	if err != nil {
 		return nil, err
 	}

@@ -89,10 +89,11 @@ func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (
 	if err := cmp.Or(f.checkLease(), f.checkTimeout()); err != nil {
 		return nil, err
 	}
-	if _, err := f.claim(); err != nil {
+	_, keys, err := f.claim()
+	if err != nil {
 		return nil, err
 	}
-	db, err := f.database(u, cmd, false)
+	db, err := f.resolveDatabase(u, cmd, false)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +101,7 @@ func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (
 		Session: session.Config{
 			Database:        db.config,
 			Lease:           f.lease.value,
-			ConnectTimeout:  f.connectTimeout.value,
+			ConnectTimeout:  db.connectTimeout,
 			ApplicationName: "pglead doctor",
 			Transaction:     f.transaction,
 			Quorum:          f.quorum,
@@ -110,7 +111,7 @@ func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (
 	if ctx.Err() != nil {
 		return nil, err
 	}
-	d := &diagnosis{Target: session.Target(db.config), Database: slices.Concat(found.Database, f.keyChecks()), Machine: found.Machine}
+	d := &diagnosis{Target: session.Target(db.config), Database: slices.Concat(found.Database, f.keyChecks(keys)), Machine: found.Machine}
 	d.Host, _ = os.Hostname()
 	switch {
 	case err != nil:
@@ -132,9 +133,9 @@ func (d *diagnosis) failed() (names []string) {
 }
 
 // keyChecks show the keys' numbers. claim has checked the keys.
-func (k *keyOptions) keyChecks() (list []checkup.Check) {
+func (k *keyOptions) keyChecks(keys []string) (list []checkup.Check) {
 	scheme, _ := k.scheme()
-	for _, key := range k.keys {
+	for _, key := range keys {
 		id, _ := scheme.ID(key)
 		c := checkup.Okf("%s is number %s (classid %d, objid %d, objsubid %d in pg_locks)", printable(key), id, id.ClassID(), id.ObjID(), id.ObjSubID())
 		c.Name = "key"

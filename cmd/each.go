@@ -100,15 +100,16 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+	f.configure(u, f.keys)
 	if items == 0 { // often there is nothing to do, and cron should not mail that
-		u.configure(f.quiet, f.verbose, f.logFormat.value == "json", f.keys)
 		u.log.Info("there are no items", "event", "summary")
 		return nil
 	}
-	cfg, err := f.config(u, cmd, args)
+	cfg, err := f.config(u, cmd, f.keys, args)
 	if err != nil {
 		return err
 	}
+	warnOfSockets(u)
 	if cfg.Stdin, err = os.Open(os.DevNull); err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ func fromEnvironment(flags *pflag.FlagSet) error {
 			return
 		}
 		if f.Name == "dsn" && value == withheld {
-			return // databaseFrom says so, if it gets that far
+			return // chooseDatabase says so, if it gets that far
 		}
 		values := []string{value}
 		if f.Value.Type() == "bool" {

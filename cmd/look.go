@@ -59,7 +59,7 @@ func (f *lookFlags) withLocksOf(
 	do func(ctx context.Context, client *session.Client, claim lock.Claim, locks []*inspect.Lock) error,
 ) error {
 	f.keys = []string{key}
-	claim, err := f.claim()
+	claim, _, err := f.claim()
 	if err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (f *lookFlags) locksOf(ctx context.Context, client *session.Client, claim l
 	if most > 1 {
 		inspect.Sort(locks)
 		f.slots = most
-		claim, err = f.claim()
+		claim, _, err = f.claim()
 	}
 	return claim, locks, err
 }
@@ -137,9 +137,9 @@ func (f *lookFlags) resolveServer(u *ui, cmd *cobra.Command) error {
 		u.say(slog.LevelWarn, err.Error()+"; pauses are not shown", hint, "event", "ledger")
 		f.warnOnce = func(error) {}
 	}
-	db, err := f.database(u, cmd, false)
+	db, err := f.resolveDatabase(u, cmd, false)
 	f.server = session.Config{
-		Database: db.config, ConnectTimeout: f.connectTimeout.value, ApplicationName: "pglead " + cmd.Name(),
+		Database: db.config, ConnectTimeout: db.connectTimeout, ApplicationName: "pglead " + cmd.Name(),
 	}
 	return err
 }

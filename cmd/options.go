@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -154,38 +153,41 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 	if err := cmp.Or(o.checkPlace(args, example), o.check(cmd.Flags(), args, example)); err != nil {
 		return runner.Config{}, err
 	}
-	claim, err := o.claim()
+	claim, keys, err := o.claim()
 	if err != nil {
 		return runner.Config{}, err
 	}
-	cfg, err := o.config(u, cmd, args)
+	o.configure(u, keys)
+	cfg, err := o.config(u, cmd, keys, args)
 	if err != nil {
 		if missing := (*child.LookupError)(nil); errors.As(err, &missing) {
 			o.noteMissing(u, cmd, claim, missing)
 		}
 		return runner.Config{}, err
 	}
+	warnOfSockets(u)
 	cfg.Lock.Claim = claim
 	o.observe(u, &cfg, "leading")
 	return cfg, nil
 }
 
-// config turns flags, after check, into what the runner needs. It looks up the command
-// before anything touches the database, since a typo needs no lock.
-func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Config, error) {
-	u.configure(o.quiet, o.verbose, o.logFormat.value == "json", o.keys)
+// configure makes the ui say what the flags ask for. keys are what its messages start with.
+func (o *options) configure(u *ui, keys []string) {
+	u.configure(o.quiet, o.verbose, o.logFormat.value == "json", keys)
+}
+
+// config finds the command and the database, and turns flags, after check, into what the runner
+// needs. It looks up the command before anything touches the database, since a typo needs no lock.
+func (o *options) config(u *ui, cmd *cobra.Command, keys, args []string) (runner.Config, error) {
 	path, err := child.Lookup(args[0])
 	if err != nil {
 		return runner.Config{}, err
 	}
-	db, err := o.database(u, cmd, o.passDSN)
+	db, err := o.resolveDatabase(u, cmd, o.passDSN)
 	if err != nil {
 		return runner.Config{}, err
 	}
 	env := passedOn(cmd)
-	if os.Getenv("LISTEN_FDS") != "" {
-		u.log.Warn("the sockets that systemd has opened (LISTEN_FDS) are not passed to the command", "event", "environment")
-	}
 	if db.pass != "" {
 		env = append(env, envName("dsn")+"="+db.pass)
 	}
@@ -194,13 +196,14 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 		killAfterTimeout = o.killAfter.value
 	}
 	about := o.description(args[0], o.note)
+	about.Keys = keys
 	return runner.Config{
 		Lock: lock.Config{
 			Session: session.Config{
 				Database:        db.config,
 				Lease:           o.lease.value,
-				ConnectTimeout:  o.connectTimeout.value,
-				ApplicationName: describe.Name{Key: strings.Join(o.keys, ", "), Host: about.Host}.String(),
+				ConnectTimeout:  db.connectTimeout,
+				ApplicationName: describe.Name{Key: strings.Join(keys, ", "), Host: about.Host}.String(),
 				Transaction:     o.transaction,
 				Quorum:          o.quorum,
 			},

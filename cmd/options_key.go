@@ -45,55 +45,55 @@ func (k *keyOptions) checkSlots() error {
 	return nil
 }
 
-// claim makes the locks from the keys. It puts the keys into the order of their locks.
-func (k *keyOptions) claim() (lock.Claim, error) {
+// claim makes the locks from the keys. It returns the keys, too, in the order of their locks.
+func (k *keyOptions) claim() (claim lock.Claim, keys []string, err error) {
 	if err := k.checkSlots(); err != nil {
-		return lock.Claim{}, err
+		return claim, nil, err
 	}
 	scheme, err := k.scheme()
 	if err != nil {
-		return lock.Claim{}, err
+		return claim, nil, err
 	}
 	ids := map[string]lockkey.ID{}
 	for _, key := range k.keys {
 		if _, twice := ids[key]; twice {
-			return lock.Claim{}, usagef("--key %s is given twice", printable(key))
+			return claim, nil, usagef("--key %s is given twice", printable(key))
 		}
 		if ids[key], err = scheme.ID(key); err != nil {
-			return lock.Claim{}, usagef("--key %s: %w", printable(key), err)
+			return claim, nil, usagef("--key %s: %w", printable(key), err)
 		}
 	}
-	slices.SortFunc(k.keys, func(a, b string) int { return ids[a].Compare(ids[b]) })
-	var claim lock.Claim
+	keys = slices.Clone(k.keys)
+	slices.SortFunc(keys, func(a, b string) int { return ids[a].Compare(ids[b]) })
 	if k.slots > 1 {
-		claim.Keys = k.keys
-		gate, err := scheme.Gate(k.keys[0])
+		claim.Keys = keys
+		gate, err := scheme.Gate(keys[0])
 		if err != nil {
-			return claim, usagef("--slots: %w", err)
+			return claim, nil, usagef("--slots: %w", err)
 		}
 		claim.Gate = &gate
 		for i := range k.slots {
-			id, err := scheme.Slot(k.keys[0], i+1)
+			id, err := scheme.Slot(keys[0], i+1)
 			if err != nil {
-				return claim, usagef("--slots: %w", err)
+				return claim, nil, usagef("--slots: %w", err)
 			}
 			claim.IDs = append(claim.IDs, id)
 		}
-		return claim, nil
+		return claim, keys, nil
 	}
 	claim.Shared = k.shared
-	for _, key := range k.keys {
+	for _, key := range keys {
 		if id := ids[key]; !slices.Contains(claim.IDs, id) { // two keys with one number are one lock
 			claim.IDs, claim.Keys = append(claim.IDs, id), append(claim.Keys, key)
 		}
 	}
-	return claim, nil
+	return claim, keys, nil
 }
 
-// description is what a session says about itself, besides what everyone sees.
+// description is what a session says about itself, besides its keys and what everyone sees.
 func (k *keyOptions) description(command, note string) describe.Description {
 	d := describe.Description{
-		Keys: k.keys, Scheme: k.keyScheme, PID: os.Getpid(), Command: filepath.Base(command),
+		Scheme: k.keyScheme, PID: os.Getpid(), Command: filepath.Base(command),
 		Note: cmp.Or(note, jobAddress(os.Getenv)),
 	}
 	if k.slots > 1 {

@@ -34,15 +34,16 @@ func (s *serverOptions) checkTimeout() error {
 	return nil
 }
 
-// database is the database that the flags or the environment name. The connection string may set
-// the time for an attempt to connect; the flag overrides that. pass says that the command gets it,
-// too.
-func (s *serverOptions) database(u *ui, cmd *cobra.Command, pass bool) (database, error) {
+// resolveDatabase finds out which database the flags or the environment name, and warns of
+// variables that may be misspelt. The connection string may set the time for an attempt to connect;
+// the flag overrides that. pass says that the command gets the connection string, too.
+func (s *serverOptions) resolveDatabase(u *ui, cmd *cobra.Command, pass bool) (database, error) {
 	warnOfVariables(u, cmd)
 	flags := cmd.Flags()
-	db, err := databaseFrom(u, flags.Lookup("dsn"), pass)
+	db, err := chooseDatabase(u, flags.Lookup("dsn"), pass)
+	db.connectTimeout = s.connectTimeout.value
 	if err == nil && !flags.Changed("connect-timeout") && db.config.ConnectTimeout > 0 {
-		s.connectTimeout.value = db.config.ConnectTimeout
+		db.connectTimeout = db.config.ConnectTimeout
 	}
 	return db, err
 }

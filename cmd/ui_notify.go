@@ -114,7 +114,7 @@ func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 		if waiting != nil {
 			waiting(backend, views)
 		}
-		n.status("standing by since " + at(s.since()) + s.position(backend, views, name))
+		n.status("standing by since " + at(s.begin()) + s.position(backend, views, name))
 	}
 	o.Away = func(obstacle error) {
 		away(obstacle)
@@ -149,4 +149,11 @@ func (n *notifier) send(message string) {
 // https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#Environment%20Variables%20Set%20or%20Propagated%20by%20the%20Service%20Manager
 func forSystemd() []string {
 	return []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID"}
+}
+
+// warnOfSockets says that the command doesn't get the sockets that systemd has opened.
+func warnOfSockets(u *ui) {
+	if os.Getenv("LISTEN_FDS") != "" {
+		u.log.Warn("the sockets that systemd has opened (LISTEN_FDS) are not passed to the command", "event", "environment")
+	}
 }

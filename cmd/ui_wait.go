@@ -42,8 +42,8 @@ type waitReport struct {
 	gone  chan struct{} // closed when that line has ended
 }
 
-// since is when the wait began. The first call begins it.
-func (s *waitReport) since() time.Time {
+// begin begins the wait, unless it has begun, and says when that was.
+func (s *waitReport) begin() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.began.IsZero() {
@@ -65,7 +65,7 @@ func (s *waitReport) line(backend uint32, views []inspect.View) string {
 }
 
 func (s *waitReport) waiting() string {
-	if d := time.Since(s.since()).Truncate(time.Second); d > 0 {
+	if d := time.Since(s.begin()).Truncate(time.Second); d > 0 {
 		return "waiting for " + brief(d)
 	}
 	return "waiting"
@@ -171,7 +171,7 @@ func (s *waitReport) look(ctx context.Context, client *session.Client) ([]inspec
 
 // logRarely writes a line to a log when one is due.
 func (s *waitReport) logRarely(backend uint32, views []inspect.View) {
-	waited := time.Since(s.since())
+	waited := time.Since(s.begin())
 	if waited < s.due() {
 		return
 	}
@@ -195,9 +195,8 @@ func (s *waitReport) due() time.Duration {
 // observe makes the runner tell people and systemd what it is doing. work says what this
 // process does while a command runs.
 func (o *options) observe(u *ui, cfg *runner.Config, work string) {
-	s := &waitReport{u: u, cfg: cfg.Lock.Session, claim: cfg.Lock.Claim, out: outage{u: u}}
+	s := &waitReport{u: u, cfg: cfg.Lock.Session, claim: cfg.Lock.Claim, out: outage{u: u}, began: time.Now()}
 	s.cfg.ApplicationName = "pglead"
-	_ = s.since()
 	hasStatus := u.hasStatus()
 	cfg.Lock.LongDelay = longDelay
 	switch {
@@ -215,7 +214,7 @@ func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 		}
 		s.out.away(obstacle)
 		if hasStatus {
-			wait := s.since()
+			wait := s.begin()
 			s.showObstacle(func() string { return "waiting for " + brief(time.Since(wait)) + ": " + obstacle.Error() })
 		}
 	}
