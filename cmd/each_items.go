@@ -65,7 +65,7 @@ func (l *itemList) keep(from io.Reader) error {
 		_, err = io.Copy(file, io.MultiReader(&head, from))
 	}
 	if err != nil {
-		return &hintedError{fmt.Errorf("copy the items from %s: %w", l.name, err), "TMPDIR names the directory for a copy of a long list"}
+		return &explainedError{error: fmt.Errorf("copy the items from %s: %w", l.name, err), hint: "TMPDIR names the directory for a copy of a long list"}
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,34 +56,27 @@ func usagef(format string, args ...any) error {
 	return &usageError{err: fmt.Errorf(format, args...)}
 }
 
-// hintedError is an error with a hint for the user of this very command.
-type hintedError struct {
+// explainedError is an error with a text or a hint for the user of this very command. An empty one
+// leaves the error's own.
+type explainedError struct {
 	error
-	hint string
+	text, hint string
 }
 
-func (e *hintedError) Unwrap() error { return e.error }
+func (e *explainedError) Unwrap() error { return e.error }
+func (e *explainedError) Error() string { return cmp.Or(e.text, e.error.Error()) }
 
 // withWait adds to a full server's refusal a hint to --wait, unless it was given.
 func (o *options) withWait(err error) error {
 	var refused *session.Error
 	if o.wait.value == 0 && errors.As(err, &refused) && refused.Full {
-		return &hintedError{err, "--wait tries again until a connection is free"}
+		return &explainedError{error: err, hint: "--wait tries again until a connection is free"}
 	}
 	return err
 }
 
-// unstartedError is an obstacle after the login that kept the command from starting.
-type unstartedError struct {
-	error
-	text string
-}
-
-func (e *unstartedError) Unwrap() error { return e.error }
-func (e *unstartedError) Error() string { return e.text }
-
-// unstarted adds to some errors that the command was not started. The errors of a login need no
-// such addition.
+// unstarted adds to the obstacles after a login that the command was not started. The errors of the
+// login itself need no such addition.
 func unstarted(err error, what string, database *pgconn.Config) error {
 	if err == nil {
 		return nil
@@ -93,9 +87,9 @@ func unstarted(err error, what string, database *pgconn.Config) error {
 	case errors.As(err, new(*runner.LockLostError)):
 		return err
 	case errors.As(err, &ledgers) && ledgers.Says != "":
-		return &unstartedError{err, what + " was not started: the ledger in " + where + ": " + ledgers.Says}
+		return &explainedError{error: err, text: what + " was not started: the ledger in " + where + ": " + ledgers.Says}
 	case errors.As(err, new(*session.LostError)):
-		return &unstartedError{err, what + " was not started: the session in " + where + " was lost: " + err.Error()}
+		return &explainedError{error: err, text: what + " was not started: the session in " + where + " was lost: " + err.Error()}
 	}
 	return err
 }
@@ -183,19 +177,19 @@ func dieOf(u *ui, sig unix.Signal) int {
 // status maps an error to its exit status and to what the user can do.
 func status(err error) (code int, hint string) {
 	var (
-		hinted *hintedError
-		usage  *usageError
-		sess   *session.Error
-		lost   *runner.LockLostError
-		gone   *session.LostError
-		lookup *child.LookupError
-		guard  *runner.GuardDiedError
-		proc   *child.NoProcError
+		explained *explainedError
+		usage     *usageError
+		sess      *session.Error
+		lost      *runner.LockLostError
+		gone      *session.LostError
+		lookup    *child.LookupError
+		guard     *runner.GuardDiedError
+		proc      *child.NoProcError
 	)
 	switch {
-	case errors.As(err, &hinted):
-		code, _ = status(hinted.error)
-		return code, hinted.hint
+	case errors.As(err, &explained):
+		code, hint = status(explained.error)
+		return code, cmp.Or(explained.hint, hint)
 	case errors.As(err, &usage):
 		return exitUsage, usage.hint
 	case errors.As(err, &lookup):

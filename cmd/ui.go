@@ -107,7 +107,7 @@ func (u *ui) setAway(reason, still string) {
 // inVain says why a run has ended. It does not repeat a reason from the previous line.
 func (u *ui) inVain(err error) string {
 	text, reason := err.Error(), err.Error()
-	if e := (*unstartedError)(nil); errors.As(err, &e) {
+	if e := (*explainedError)(nil); errors.As(err, &e) {
 		reason = e.error.Error()
 	}
 	u.mu.Lock()
