@@ -60,7 +60,7 @@ func (w *worker) exchange(ctx context.Context, last, next *job) (granted bool, e
 	p := exchangePart{tried: make(chan error, 1)}
 	if last != nil {
 		defer w.forget(ctx, last)
-		if last.well && last.held.MayExchange() {
+		if last.ok && last.held.MayExchange() {
 			p.last = last
 		} else { // others will retry an item that failed, so Release waits for those that were just refused
 			w.releaseAlone(ctx, last)

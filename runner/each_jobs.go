@@ -30,8 +30,8 @@ type job struct {
 	signals chan os.Signal
 	renewed chan boottime.Instant
 	// Once the command has ended, until the lock is released:
-	run  *run
-	well bool
+	run *run
+	ok  bool
 	// Under jobs.mu:
 	watched bool          // the heartbeat looks for requests to step down
 	alive   time.Time     // until then the work on this item is not stuck

@@ -24,7 +24,7 @@ type itemEnds struct {
 
 // itemEnd is how an item's command ended, the last time.
 type itemEnd struct {
-	well bool
+	ok   bool
 	here bool // this process has run it, then or earlier
 }
 
@@ -62,9 +62,9 @@ func (e *itemEnds) add(id lockkey.ID, end itemEnd) {
 func listChannel(list lockkey.ID) string { return "pglead.1.each." + list.String() }
 
 // saidOfItem is the announcement that the command of a list's item has ended, well or not.
-func saidOfItem(list, item lockkey.ID, well bool) lock.Said {
+func saidOfItem(list, item lockkey.ID, ok bool) lock.Said {
 	end := "failed"
-	if well {
+	if ok {
 		end = "ok"
 	}
 	return lock.Said{Channel: listChannel(list), Payload: item.String() + " " + end}
@@ -72,7 +72,7 @@ func saidOfItem(list, item lockkey.ID, well bool) lock.Said {
 
 // listenToList makes the session's reader call heard with each end of a list's item that another
 // session announces from now on. The function must not block.
-func listenToList(ctx context.Context, s *session.Session, list lockkey.ID, heard func(item lockkey.ID, well bool)) error {
+func listenToList(ctx context.Context, s *session.Session, list lockkey.ID, heard func(item lockkey.ID, ok bool)) error {
 	channel := listChannel(list)
 	s.OnNotify(channel, func(_ uint32, payload string) {
 		fields := strings.Fields(payload)
@@ -89,8 +89,8 @@ func listenToList(ctx context.Context, s *session.Session, list lockkey.ID, hear
 
 // said is the announcement of an item's end.
 func (e *each) said(last *job) lock.Said {
-	return saidOfItem(e.cfg.List, last.ID, last.well)
+	return saidOfItem(e.cfg.List, last.ID, last.ok)
 }
 
 // hear notes an item's end that was announced.
-func (e *each) hear(item lockkey.ID, well bool) { e.ends.add(item, itemEnd{well: well}) }
+func (e *each) hear(item lockkey.ID, ok bool) { e.ends.add(item, itemEnd{ok: ok}) }

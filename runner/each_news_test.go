@@ -29,8 +29,8 @@ func TestListenToList(t *testing.T) {
 	hearer, other := open(), open()
 	list, item := lockkey.ID{Number: 1}, lockkey.ID{Number: -7}
 	var heard []string // by the session's reader, before each answer
-	if err := listenToList(t.Context(), hearer, list, func(item lockkey.ID, well bool) {
-		heard = append(heard, fmt.Sprint(item, " ", well))
+	if err := listenToList(t.Context(), hearer, list, func(item lockkey.ID, ok bool) {
+		heard = append(heard, fmt.Sprint(item, " ", ok))
 	}); err != nil {
 		t.Fatal(err)
 	}

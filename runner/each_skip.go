@@ -61,7 +61,7 @@ func (e *each) skipHeld(ctx context.Context, j *job) error {
 // If that run failed elsewhere, this process comes back to the item, if there is time.
 func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) {
 	end, ended := e.ends.of(j.ID)
-	failedElsewhere := ended && !end.well && !end.here
+	failedElsewhere := ended && !end.ok && !end.here
 	switch {
 	case !ended || failedElsewhere && e.returning:
 		return false, nil

@@ -16,18 +16,18 @@ func id(n int64) lockkey.ID { return lockkey.ID{Number: n} }
 
 func TestEndsAreForgotten(t *testing.T) {
 	e := itemEnds{known: map[lockkey.ID]itemEnd{}}
-	e.add(id(-1), itemEnd{well: true})
+	e.add(id(-1), itemEnd{ok: true})
 	e.add(id(-1), itemEnd{}) // the latest end counts, and takes no room
-	if end, ended := e.of(id(-1)); end.well || !ended {
+	if end, ended := e.of(id(-1)); end.ok || !ended {
 		t.Errorf("%+v, ended %v", end, ended)
 	}
 	for n := range int64(mostEnds) {
-		e.add(id(n), itemEnd{well: true})
+		e.add(id(n), itemEnd{ok: true})
 	}
 	if _, ended := e.of(id(-1)); ended {
 		t.Error("the oldest is remembered")
 	}
-	if end, ended := e.of(id(0)); !end.well || !ended || len(e.known) != mostEnds {
+	if end, ended := e.of(id(0)); !end.ok || !ended || len(e.known) != mostEnds {
 		t.Errorf("%+v, ended %v; %d are remembered", end, ended, len(e.known))
 	}
 }
@@ -36,10 +36,10 @@ func TestEndsAreForgotten(t *testing.T) {
 func TestHearOfOwn(t *testing.T) {
 	e := &each{ends: itemEnds{known: map[lockkey.ID]itemEnd{}}}
 	e.ends.add(id(7), itemEnd{here: true})
-	for _, well := range []bool{false, true} {
-		e.hear(id(7), well)
-		if end, ended := e.ends.of(id(7)); end != (itemEnd{well: well, here: true}) || !ended {
-			t.Errorf("well %v: %+v, ended %v", well, end, ended)
+	for _, ok := range []bool{false, true} {
+		e.hear(id(7), ok)
+		if end, ended := e.ends.of(id(7)); end != (itemEnd{ok: ok, here: true}) || !ended {
+			t.Errorf("ok %v: %+v, ended %v", ok, end, ended)
 		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
-	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -20,13 +19,13 @@ import (
 // with the next command.
 //
 //	each.runWorker       the worker's session; each.pass calls it once for each worker
-//	  loop               fetch, runItem, fetch, runItem …
-//	    fetch            releases the last lock, and takes the next free item's
+//	  loop               releaseAndFetch, runItem, releaseAndFetch, runItem …
+//	    releaseAndFetch  releases the last lock, and takes the next free item's
 //	      pick           the next item that this process doesn't know to be done or under way here
 //	      readyGuard     the guard gets ready while the server answers
 //	      exchange       the round trip to the server (each_exchange.go)
 //	      settleOrSkip   settles the lock (lock.Bid.Settle), or skips the item
-//	    startFetchAhead  releases the last lock while the command runs
+//	    releaseBeside    releases the last lock while the command runs
 //	      fetchAhead     after a brief command: fetches the next lock, too
 //	    runItem          runs the command under its lock
 //	      runCommand     as for pglead run (run.go)
@@ -46,10 +45,10 @@ func (w *worker) loop(ctx context.Context) error {
 			w.guard.Close()
 		}
 	}()
-	next, err := w.fetch(ctx, nil, false)
+	next, err := w.releaseAndFetch(ctx, nil, false)
 	var last *job
 	for next != nil {
-		got := w.startFetchAhead(ctx, last) // releases the last one's lock
+		got := w.releaseBeside(ctx, last) // releases the last one's lock
 		ran, failed := w.runItem(ctx, next)
 		if failed != nil {
 			w.cancel(failed) // also ends the fetch
@@ -64,16 +63,16 @@ func (w *worker) loop(ctx context.Context) error {
 			return err
 		}
 		if next == nil { // nothing was fetched ahead
-			next, err = w.fetch(ctx, last, false)
+			next, err = w.releaseAndFetch(ctx, last, false)
 			last = nil
 		}
 	}
 	return err
 }
 
-// fetch releases the lock of the last command, if there is one, and takes the lock of
+// releaseAndFetch releases the lock of the last command, if there is one, and takes the lock of
 // the next free item. It returns nil if there is no such item or, if ahead, none yet.
-func (w *worker) fetch(ctx context.Context, last *job, ahead bool) (*job, error) {
+func (w *worker) releaseAndFetch(ctx context.Context, last *job, ahead bool) (*job, error) {
 	for {
 		j, err := w.pick(ctx, last == nil && !ahead)
 		if err != nil {
@@ -186,13 +185,11 @@ func (w *worker) settleOrSkip(ctx context.Context, j *job, granted bool) (ready 
 
 // giveBack gives back a lock under which no command was started.
 func (w *worker) giveBack(j *job) {
-	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(w.cfg.Lock.Session.Lease))
-	defer cancel()
 	j.held.SetEnd(ledger.End{At: time.Now(), Outcome: ledger.Stopped})
-	if j.session.Err() != nil || j.held.Release(ctx) != nil {
+	if j.session.Err() != nil || releaseInTime(j.held, w.cfg.Lock.Session.Lease) != nil {
 		w.noteLost(j)
 	}
-	w.forget(ctx, j)
+	w.forget(context.Background(), j)
 	w.describe(j.session)
 }
 
@@ -215,18 +212,17 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 		w.brief = w.guard != nil
 	}
 	j.logEnd(outcome, err)
-	well := err == nil && !outcome.failed()
-	w.countEnd(r.child != nil, well)
+	ok := err == nil && !outcome.failed()
+	w.countEnd(r.child != nil, ok)
+	lost := errors.As(err, new(*LockLostError)) || r.held.Err() != nil
 	switch {
-	case errors.As(err, new(*LockLostError)), err != nil && r.held.Err() != nil:
+	case lost && err != nil: // the list tells the waiters of all such locks at its end
 		w.noteLost(j)
-	case r.held.Err() != nil: // it was lost after the command's end
-		r.reportEndAfterLoss()
-	case r.child == nil:
-		r.release()
+	case lost, r.child == nil:
+		r.finish(err)
 	default:
-		w.ends.add(j.ID, itemEnd{well: well, here: true})
-		j.run, j.well = r, well
+		w.ends.add(j.ID, itemEnd{ok: ok, here: true})
+		j.run, j.ok = r, ok
 		return j, err
 	}
 	w.forget(ctx, j)
@@ -259,13 +255,13 @@ func (j *job) logEnd(outcome Outcome, err error) {
 }
 
 // countEnd counts an item that is not under way any more.
-func (w *worker) countEnd(ran, well bool) {
+func (w *worker) countEnd(ran, ok bool) {
 	w.count(func(t *Tally) {
 		t.Running--
 		if ran {
 			t.Ran++
 		}
-		if ran && !well {
+		if ran && !ok {
 			t.Failed++
 		}
 	})
@@ -319,9 +315,9 @@ type fetched struct {
 	err  error
 }
 
-// startFetchAhead releases the last command's lock, in parallel with the command that starts next.
+// releaseBeside releases the last command's lock, beside the command that starts next.
 // If the last command was brief, it fetches the next item's lock, too.
-func (w *worker) startFetchAhead(ctx context.Context, last *job) <-chan fetched {
+func (w *worker) releaseBeside(ctx context.Context, last *job) <-chan fetched {
 	got := make(chan fetched)
 	ahead := w.brief && !w.cfg.Lock.Session.Transaction // with transactions a worker has one lock at a time
 	go func() {
@@ -338,7 +334,7 @@ func (w *worker) startFetchAhead(ctx context.Context, last *job) <-chan fetched 
 // fetchAhead fetches the next item's lock, and gives it back if the command doesn't end
 // within aheadMost.
 func (w *worker) fetchAhead(ctx context.Context, last *job, got chan<- fetched) {
-	next, err := w.fetch(ctx, last, true)
+	next, err := w.releaseAndFetch(ctx, last, true)
 	if next == nil {
 		got <- fetched{err: err}
 		return

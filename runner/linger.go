@@ -16,7 +16,7 @@ import (
 func (s *supervision) linger() (asked Asked) {
 	select {
 	case <-s.requests:
-		s.findAsker()
+		s.readRequest()
 	default:
 	}
 	rest := s.cfg.MinHold - time.Since(s.started)
@@ -26,24 +26,24 @@ func (s *supervision) linger() (asked Asked) {
 		s.cfg.Lock.Observer.SayAlive(rest + s.cfg.Lock.Session.Lease)
 		noted := s.held.NoteEnd(context.Background()) // the end of the session ends this, too
 		defer func() { <-noted }()
-	case s.asker == nil:
+	case s.request == nil:
 		return 0
 	}
 	for over := time.After(rest); ; {
 		select {
 		case <-over:
-			if s.asker == nil {
+			if s.request == nil {
 				return 0
 			}
-			over = nil // wait for the asker: the release would have to wait for the same answer
+			over = nil // wait for who asks: the release would have to wait for the same answer
 		case <-s.held.Lost():
 			if rest > 0 {
 				s.log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
 			}
 			return 0
 		case <-s.requests:
-			s.findAsker()
-		case r := <-s.asker:
+			s.readRequest()
+		case r := <-s.request:
 			s.held.Prefer(r.to)
 			if rest > 0 {
 				s.log.Warn("asked to step down by "+r.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", r.by)

@@ -38,7 +38,7 @@ type supervision struct {
 
 	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
 	requests   <-chan struct{}  // to step down; nil after the first, since one is enough
-	asker      <-chan asker     // delivers who asks; nil if nobody does, or after the request was obeyed
+	request    <-chan request   // once it is known who asks; nil if nobody does, or after it was obeyed
 	asked      Asked            // what has asked the command to end
 	received   []unix.Signal    // other signals that the command has received
 	killAfter  <-chan time.Time // fires when the command's time to end is up; nil: it has no limit
@@ -133,8 +133,8 @@ func (s *supervision) supervise() (Outcome, error) {
 			s.command.Forward(sig.(unix.Signal))
 			s.signalled(sig.(unix.Signal))
 		case <-s.requests:
-			s.findAsker()
-		case r := <-s.asker:
+			s.readRequest()
+		case r := <-s.request:
 			s.stepDown(r)
 		case <-timeout:
 			s.timeOut()
@@ -236,28 +236,28 @@ func (s *supervision) askToEnd(by Asked) {
 	s.command.Signal(unix.SIGCONT)
 }
 
-// asker says who asks, and which host should have the lock next.
-type asker struct{ by, to string }
+// request says who asks to step down, and which host should have the lock next.
+type request struct{ by, to string }
 
-// findAsker asks the server who made the request. The answer comes on the channel asker, since the
-// server may be slow or silent.
-func (s *supervision) findAsker() {
-	found := make(chan asker, 1)
-	s.requests, s.asker = nil, found
+// readRequest asks the server who made the request. The answer comes on a channel, since the server
+// may be slow or silent.
+func (s *supervision) readRequest() {
+	read := make(chan request, 1)
+	s.requests, s.request = nil, read
 	go func() {
 		by, to := s.held.Asker(context.Background()) // the end of the session ends this, too
 		if by == "" && s.held.Err() != nil {
 			return
 		}
-		found <- asker{cmp.Or(by, "somebody"), to}
+		read <- request{cmp.Or(by, "somebody"), to}
 	}()
 }
 
-func (s *supervision) stepDown(by asker) {
-	s.asker = nil
+func (s *supervision) stepDown(r request) {
+	s.request = nil
 	s.askToEnd(ByStepDown)
-	s.held.Prefer(by.to)
-	s.log.Warn("asked to step down by "+by.by+"; sending SIGTERM", "event", "stepping_down", "by", by.by)
+	s.held.Prefer(r.to)
+	s.log.Warn("asked to step down by "+r.by+"; sending SIGTERM", "event", "stepping_down", "by", r.by)
 	s.startKillAfter(s.cfg.KillAfterSignal)
 }
 
