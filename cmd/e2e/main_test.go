@@ -33,7 +33,7 @@ import (
 // repository's root. The scripts are in testdata/script.
 const index = `
 scripts                                           what each command says, and its exit status
-acquire, queue, handover                          the lock: first tries, the line, who has it next
+acquire, line, handover                           the lock: first tries, the line, who has it next
 crowd                                             many at once, and a full server
 outage, proxy, quorum                             the server restarts, is silent, is left behind
 standby                                           what a standby is asked
@@ -46,7 +46,8 @@ guard, guard_traced_linux, guard_untold_linux, limit_linux, signals, unkillable
 hidden_processes_linux                            processes that get away from the process table
 liar, untrusted, planted                          servers, roles and sessions that say, or make, anything at all
 embedded, setup, recipes                          --dsn embedded, testdata/setup, cmd/README.md
-screen, watch, terminal, plain_terminal, streams  a terminal, or one that can do little, and a reader that doesn't read
+screen, terminal, plain_terminal, streams         a terminal, or one that can do little, and a reader that doesn't read
+ls_watch                                          ls --watch, whose session the server ends
 environments, systemd                             cron, ordinary users, PID 1, other namespaces
 main                                              for all tests
 `

@@ -26,8 +26,8 @@ const index = `
 command, lookup                 a command as it is found and started, its environment, signals and exit status
 kill, kill_linux, cgroup_linux  the end of the tree: kills, also without descriptors, the grace, leftovers, control groups
 guard                           the socket, a guard that is killed or stopped, and what doctor examines
-again_linux                     one guard for many commands
-wire, tell                      what pglead and the guard say to each other
+reuse_linux                     one guard for many commands
+wire, guardprocess_tell         what pglead and the guard say to each other
 setup, export                   for all tests
 `
 

@@ -16,8 +16,8 @@ dsn, sources                           what a connection string may say, and wha
 login, refusal, pooler                 the login: who is let in, and what an error then says
 age                                    how old a promoted server seems
 server, encoding                       a session on a real server: settings, notifications, its end
-lease, busy                            the lease, in virtual time; a heartbeat beside other requests
-reason, fullsocket_linux               why a session is lost, and a socket that takes no more
+lease, heartbeat_busy                  the lease, in virtual time; a heartbeat beside other requests
+loss_reason, fullsocket_linux          why a session is lost, and a socket that takes no more
 standbys                               synchronous_standby_names
 nonsense_answers, wire                 what a server may answer; queries as they are sent
 setup, leak                            for all tests
