@@ -183,7 +183,7 @@ func status(err error) (code int, hint string) {
 		lost      *runner.LockLostError
 		gone      *session.LostError
 		lookup    *child.LookupError
-		guard     *runner.GuardDiedError
+		guard     *child.GuardError
 		proc      *child.NoProcError
 	)
 	switch {
@@ -204,8 +204,8 @@ func status(err error) (code int, hint string) {
 		return exitUnreachable, ""
 	case errors.Is(err, localpg.ErrNoPrograms):
 		return exitUnreachable, "to install them: " + localpg.InstallHint()
-	case errors.As(err, &guard), errors.Is(err, child.ErrStartUnknown):
-		return exitInternal, "was it killed by hand, by the kernel for want of memory (dmesg), or by a limit on processes (ulimit -u, pids.max)?"
+	case errors.As(err, &guard):
+		return exitInternal, guard.Hint
 	case errors.As(err, new(*lock.LedgerError)) && session.HasCode(err, session.DiskFull):
 		return exitUnreachable, "free space on the server; --ledger off starts the command without the ledger"
 	case errors.As(err, new(*ledger.FencedError)) && errors.As(err, &sess):

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pace"
 )
@@ -43,8 +42,7 @@ const (
 // a signal asks this process to end, or with the command's outcome if cfg.Restart is against
 // standing again. Until it has reached the database for the first time, it also returns every
 // error. After that it stands again after any error, also after the loss of the lock, with one
-// exception: with RestartNever it returns *GuardDiedError, child.ErrGuardSilent and
-// child.ErrStartUnknown, since the command has run then, or may have.
+// exception: with RestartNever it returns a child.GuardError with MayHaveRun.
 func Lead(cfg LeadConfig) (Outcome, error) {
 	p, err := begin(cfg.Config)
 	if err != nil {
@@ -85,12 +83,6 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		}
 		pause = min(2*pause, restartMost)
 	}
-}
-
-// mayHaveRun says whether the command ran, or may have run, before an error other than the loss of
-// the lock.
-func mayHaveRun(err error) bool {
-	return errors.As(err, new(*GuardDiedError)) || child.MayHaveStarted(err)
 }
 
 // ends says whether the candidacy ends with the command.

@@ -75,10 +75,17 @@ func endUnstarted(err error) ledger.End {
 	case errors.As(err, &lookup):
 		status := lookup.ExitStatus()
 		end.Outcome, end.Status = ledger.Failed, &status
-	case child.MayHaveStarted(err):
+	case mayHaveRun(err):
 		end.Outcome = ledger.Killed
 	}
 	return end
+}
+
+// mayHaveRun says whether the command ran, or may have run, before an error other than the loss of
+// the lock.
+func mayHaveRun(err error) bool {
+	var guard *child.GuardError
+	return errors.As(err, &guard) && guard.MayHaveRun
 }
 
 // Asked is what has asked a command to end. It is a set, since a second reason may come
@@ -127,14 +134,6 @@ func (e *LockLostError) Error() string {
 }
 
 func (e *LockLostError) Unwrap() error { return e.Cause }
-
-// GuardDiedError says that the guard process was killed, and that therefore the
-// command was killed, too.
-type GuardDiedError struct{}
-
-func (e *GuardDiedError) Error() string {
-	return "the guard process died; the command and what it had started were killed"
-}
 
 func describeStatus(status unix.WaitStatus) string {
 	if status.Signaled() {

@@ -18,14 +18,13 @@ import (
 //	signal or by stepdown
 //	ran into --timeout         Outcome, with Asked               timeout             124
 //	was killed at a loss       LockLostError                     lost                76
-//	died with its guard        GuardDiedError                    killed              70
+//	died with its guard,       child.GuardError,                 killed              70
+//	or was perhaps started     with MayHaveRun
 //	can't be executed          child.LookupError                 failed              126, 127
 //	was not started: a signal  InterruptedError                  stopped             that of the signal
 //	… the lock was lost, or    session.LostError,                stopped             69
 //	the lease over             child.ErrTooLate
 //	… the guards were killed   child.ErrNotStarted               stopped             70
-//	was perhaps started        child.ErrGuardSilent,             killed              70
-//	                           child.ErrStartUnknown
 //
 // finish is called when the command is dead, or was never started. What it does depends on whether
 // the lock was lost, and when:

@@ -31,12 +31,10 @@ import (
 //
 //	*InterruptedError        a signal came before the command was started
 //	child.ErrTooLate         the lease was over before the command was started
-//	child.ErrNotStarted      two guards were killed before it was started
-//	child.ErrGuardSilent     the guard was stopped during the start
-//	child.ErrStartUnknown    the guard was killed during the start
 //	*child.LookupError       the command can't be executed
 //	*LockLostError           the lock was lost while the command ran
-//	*GuardDiedError          the guard was killed, and the command with it
+//	*child.GuardError        the guard was killed, and the command with it; or it was stopped, or
+//	                         killed, before it said that the command runs
 func Run(cfg Config) (Outcome, error) {
 	p, err := begin(cfg)
 	if err != nil {

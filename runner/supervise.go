@@ -319,7 +319,7 @@ func (s *supervision) conclude() (Outcome, error) {
 	}
 	s.log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
 	if loss == nil {
-		return Outcome{Asked: s.asked}, &GuardDiedError{}
+		return Outcome{Asked: s.asked}, child.ErrGuardDied
 	}
 	if s.lost != nil { // supervise has not seen the loss
 		s.logLoss("lock lost", cmp.Or(s.held.Err(), loss.Cause))

@@ -281,7 +281,7 @@ func TestGuardAndLoss(t *testing.T) {
 			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {60 * sec, exits(child.Result{Ending: child.GuardDied, Killed: 3})}},
 			want: expectation{
 				outcome:    Outcome{Asked: BySignal},
-				err:        "*runner.GuardDiedError: the guard process died; the command and what it had started were killed",
+				err:        "*child.GuardError: the guard process died; the command and what it had started were killed",
 				transcript: "1s forward SIGTERM\n1s observer: interrupted" + killedAt60 + "3",
 			},
 		},

@@ -17,31 +17,35 @@ import (
 // before the command could start.
 var ErrTooLate = errors.New("the lease ran out, or the server closed the connection, before the command could start")
 
-// These say that the guard may have started the command. If it did, the command is dead by now.
-var (
-	// ErrGuardSilent says that the guard was stopped, or had no time to run.
-	ErrGuardSilent = errors.New("the guard process did not start the command in time")
-	// ErrStartUnknown says that the guard was killed.
-	ErrStartUnknown = errors.New("the guard process died before it said that the command runs; if it did run, it was killed")
-)
-
-// MayHaveStarted says whether StartCommand's error leaves open whether the command ran.
-func MayHaveStarted(err error) bool {
-	return errors.Is(err, ErrGuardSilent) || errors.Is(err, ErrStartUnknown)
+// GuardError says that the guard was killed, or stopped. All that it had started is dead by now.
+type GuardError struct {
+	MayHaveRun bool // the command ran, or may have run
+	text       string
+	Hint       string // what the user can do about it, or empty
 }
 
-// ErrNotStarted says that the guard had died before it could read what to start, so that nothing has
-// run. Another guard may be asked to start it.
-var ErrNotStarted = errors.New("the guard process died before the command was started")
+func (e *GuardError) Error() string { return e.text }
+
+const killedHint = "was it killed by hand, by the kernel for want of memory (dmesg), or by a limit on processes (ulimit -u, pids.max)?"
+
+var (
+	// ErrNotStarted says that the guard had died before it could read what to start. Another one may
+	// be asked to start it.
+	ErrNotStarted = &GuardError{false, "the guard process died before the command was started", killedHint}
+	// ErrGuardDied is for a command that ran: see GuardDied.
+	ErrGuardDied = &GuardError{true, "the guard process died; the command and what it had started were killed", killedHint}
+
+	errStartUnknown = &GuardError{true, "the guard process died before it said that the command runs; if it did run, it was killed", killedHint}
+	errGuardSilent  = &GuardError{true, "the guard process did not start the command in time", ""} // it was stopped, or had no time to run
+)
 
 // StartCommand makes the guard start the command, and returns when the command runs. The caller
 // must not use the guard any more, with or without an error; Child.Guard may return it for another
 // command. Errors are
 //
-//	*LookupError                       the command can't be executed
-//	ErrTooLate                         the lease was over before
-//	ErrNotStarted                      the guard had died before, and another one may be asked
-//	ErrGuardSilent, ErrStartUnknown    the guard was stopped, or killed
+//	*LookupError    the command can't be executed
+//	ErrTooLate      the lease was over before
+//	*GuardError     the guard was killed, or stopped; with ErrNotStarted nothing has run
 //
 // and ctx's cause if ctx ended and the guard did not answer.
 //
@@ -64,7 +68,7 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 		g.kill()
 		g.guards.finishFor(g, func(string) {})
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			err = ErrGuardSilent
+			err = errGuardSilent
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 			}
@@ -103,7 +107,7 @@ func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boo
 	case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET):
 		err = ErrNotStarted
 	case errors.Is(err, io.EOF):
-		err = ErrStartUnknown
+		err = errStartUnknown
 	}
 	if !stop() {
 		<-interrupted
