@@ -160,7 +160,7 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 	cfg := child.Config{
 		Path: r.cfg.Path, Args: r.cfg.Command, Env: r.environment(),
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
-		LostGrace: r.cfg.Lock.LostGrace, LeaseGrace: leasetime.MostGrace(r.cfg.Lock.Session.Lease),
+		LostGrace: r.cfg.Lock.LostGrace, MostGrace: leasetime.MostGrace(r.cfg.Lock.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Lock.Session.Lease),
 		Release:       release, ReleaseEndsSession: endsSession,
 		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSession, KeepGuard: r.keepGuard,

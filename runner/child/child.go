@@ -38,13 +38,13 @@ type Config struct {
 	// Deadline is when the guard kills the tree, unless Renew has moved it.
 	Deadline boottime.Instant
 
-	// LostGrace is the time between SIGTERM and SIGKILL when the lock is lost. It ends
-	// LeaseGrace after the deadline at the latest.
-	LostGrace, LeaseGrace time.Duration
+	// LostGrace is the time between SIGTERM and SIGKILL when the lock is lost. It ends MostGrace
+	// after the deadline at the latest.
+	LostGrace, MostGrace time.Duration
 
 	// GuardPatience is how long the guard may take to end the tree when the lock is lost.
 	// After that this process kills the guard, and with it the command, and ends the rest
-	// of the tree itself. 0 means killPatience.
+	// of the tree itself.
 	GuardPatience time.Duration
 
 	// WaitForLeftovers lets processes that outlive the command go on. The child ends
@@ -70,6 +70,12 @@ type Config struct {
 	// commands run in the guard's session, each in a group of its own. KeepGuard has no effect with
 	// a terminal, since a terminal sends signals to sessions and groups.
 	KeepGuard bool
+}
+
+// killAt is when the tree gets SIGKILL if the lock is lost now. However long the LostGrace is, that
+// is before the server's lease is over, after which somebody else may get the lock.
+func (cfg *Config) killAt(deadline boottime.Instant) boottime.Instant {
+	return min(boottime.Now().Add(cfg.LostGrace), deadline.Add(cfg.MostGrace))
 }
 
 // Child is a command under a guard, and all the processes below it.
@@ -192,15 +198,11 @@ func (c *Child) TellLost() {
 	if !c.order(msgLost, 0) {
 		return
 	}
-	patience := c.cfg.GuardPatience
-	if patience <= 0 {
-		patience = killPatience
-	}
 	c.mu.Lock()
 	deadline := c.renewed
 	c.mu.Unlock()
-	grace := max(0, min(c.cfg.LostGrace, boottime.Until(deadline.Add(c.cfg.LeaseGrace)))) // as in guardProcess.terminate
-	time.AfterFunc(grace+patience, c.killGuard)
+	grace := max(0, boottime.Until(c.cfg.killAt(deadline)))
+	time.AfterFunc(grace+c.cfg.GuardPatience, c.killGuard)
 }
 
 // order gives the guard an order. It returns false if the command is dead and the guard

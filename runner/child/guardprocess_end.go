@@ -77,22 +77,19 @@ func (g *guardProcess) checkTime() {
 }
 
 // terminate ends the tree because the lock is lost, or may be. With a grace the command
-// gets SIGTERM first, and the whole tree gets SIGKILL when the grace is over. However long the
-// grace is, it ends before the server's lease, after which somebody else may get the lock.
+// gets SIGTERM first, and the whole tree gets SIGKILL when the grace is over.
 func (g *guardProcess) terminate(why Ending) {
 	if g.phase != running {
 		return
 	}
 	g.readRenewals()
-	now := boottime.Now()
-	g.killAt = min(now.Add(g.req.LostGrace), g.deadline.Add(g.req.LeaseGrace))
-	if g.killAt <= now || g.alarm.Set(g.killAt) != nil {
+	g.killAt = g.req.killAt(g.deadline)
+	if g.killAt <= boottime.Now() || g.alarm.Set(g.killAt) != nil {
 		g.kill(why)
 		return
 	}
 	g.enter(terminating, why)
-	g.signal(unix.SIGTERM)
-	g.signal(unix.SIGCONT)
+	g.askToEnd()
 }
 
 // kill ends the tree at once.
@@ -122,6 +119,12 @@ func (g *guardProcess) killRound() {
 		g.unkillableReported = true
 		g.tell(msgUnkillable, []byte(describe(remains(nil))))
 	}
+}
+
+// askToEnd sends SIGTERM, and SIGCONT, without which a stopped process would not notice it.
+func (g *guardProcess) askToEnd() {
+	g.signal(unix.SIGTERM)
+	g.signal(unix.SIGCONT)
 }
 
 // signal signals the command or, if that has ended, all that it left running.
@@ -182,8 +185,7 @@ func (g *guardProcess) endStage() {
 		if g.req.WaitForLeftovers {
 			return
 		}
-		g.signal(unix.SIGTERM)
-		g.signal(unix.SIGCONT)
+		g.askToEnd()
 		g.stage = leftoversTold
 		g.stageEnds = time.Now().Add(leftoverTerm)
 	}

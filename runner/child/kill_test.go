@@ -40,7 +40,7 @@ func TestDeadline(t *testing.T) {
 
 func TestLostGrace(t *testing.T) {
 	dir := t.TempDir()
-	c := startRole(t, child.Config{LostGrace: time.Minute, LeaseGrace: time.Minute}, "catch", dir)
+	c := startRole(t, child.Config{LostGrace: time.Minute, MostGrace: time.Minute}, "catch", dir)
 	awaitRecords(dir, 1)
 	c.TellLost()
 	if r := await(t, c); r.Status.ExitStatus() != int(unix.SIGTERM) {
@@ -54,7 +54,7 @@ func TestLostGrace(t *testing.T) {
 
 	// The lease's end ends the grace.
 	began := boottime.Now()
-	c, pids = startTree(t, child.Config{LostGrace: time.Hour, Deadline: began.Add(2 * time.Second), LeaseGrace: time.Second}, 3)
+	c, pids = startTree(t, child.Config{LostGrace: time.Hour, Deadline: began.Add(2 * time.Second), MostGrace: time.Second}, 3)
 	r := await(t, c)
 	assertDead(t, pids)
 	if r.Ending != child.LeaseOver || boottime.Now() < began.Add(3*time.Second) {

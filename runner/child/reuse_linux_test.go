@@ -55,11 +55,8 @@ func usedGuard(t *testing.T, socket syscall.Conn, cfg child.Config, during func(
 func startAgain(t *testing.T, g *child.Guard, cfg child.Config, role string, args ...string) *child.Child {
 	t.Helper()
 	guard := child.UnusedPID(g)
-	cfg.Path, cfg.Args, cfg.KeepGuard = "/proc/self/exe", append([]string{"command"}, args...), true
-	cfg.Env = append(os.Environ(), "CHILD_TEST_ROLE="+role)
-	if cfg.Deadline == 0 {
-		cfg.Deadline = far()
-	}
+	cfg = roleConfig(cfg, role, args...)
+	cfg.KeepGuard = true
 	c, err := g.StartCommand(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -156,6 +156,7 @@ func roleConfig(cfg child.Config, role string, args ...string) child.Config {
 	if cfg.Deadline == 0 {
 		cfg.Deadline = far()
 	}
+	cfg.GuardPatience = 2 * time.Second
 	return cfg
 }
 

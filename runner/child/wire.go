@@ -116,7 +116,7 @@ type startRequest struct{ Config }
 func (r *startRequest) encode() []byte {
 	var b []byte
 	for _, n := range []int64{
-		int64(r.Deadline), int64(r.LostGrace), int64(r.LeaseGrace),
+		int64(r.Deadline), int64(r.LostGrace), int64(r.MostGrace),
 		flag(r.WaitForLeftovers), flag(r.ReleaseEndsSession), flag(r.KeepGuard),
 		int64(r.SocketLinger), flag(r.SharesSocket),
 	} {
@@ -169,7 +169,7 @@ func (r *startRequest) decode(b []byte) error {
 	if len(single) != 2 || len(b) != 0 {
 		return errMalformed
 	}
-	r.Deadline, r.LostGrace, r.LeaseGrace = boottime.Instant(numbers[0]), time.Duration(numbers[1]), time.Duration(numbers[2])
+	r.Deadline, r.LostGrace, r.MostGrace = boottime.Instant(numbers[0]), time.Duration(numbers[1]), time.Duration(numbers[2])
 	r.WaitForLeftovers, r.ReleaseEndsSession, r.KeepGuard = numbers[3] != 0, numbers[4] != 0, numbers[5] != 0
 	r.SocketLinger, r.SharesSocket = time.Duration(numbers[6]), numbers[7] != 0
 	r.Path, r.Release = single[0], []byte(single[1])

@@ -14,7 +14,7 @@ func TestStartRequestSurvivesTheWire(t *testing.T) {
 	for _, want := range []startRequest{
 		{Config: Config{Path: "/bin/true", Args: []string{"true"}, Env: []string{}, Release: []byte{}}},
 		{Config: Config{
-			Path: "/bin/echo", Args: []string{"echo", "", "a\nb", "日本"}, Env: []string{"A=1", "B="}, Deadline: 1 << 60, LostGrace: 5, LeaseGrace: 4,
+			Path: "/bin/echo", Args: []string{"echo", "", "a\nb", "日本"}, Env: []string{"A=1", "B="}, Deadline: 1 << 60, LostGrace: 5, MostGrace: 4,
 			WaitForLeftovers: true, ReleaseEndsSession: true, KeepGuard: true, SocketLinger: 3, SharesSocket: true, Release: []byte("bye\x00"),
 		}},
 	} {
