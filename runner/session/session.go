@@ -38,8 +38,8 @@ type Config struct {
 	// leasetime.HolderShare.
 	Lease time.Duration
 
-	// ConnectTimeout bounds each attempt, login and checks included. A Client waits as long for
-	// each answer, and longer if that is less than answerTimeout.
+	// ConnectTimeout bounds each attempt, login and checks included. A Client waits as long for an
+	// answer, or for answerTimeout if that is longer.
 	ConnectTimeout time.Duration
 
 	// ApplicationName is what pg_stat_activity shows to all roles.
