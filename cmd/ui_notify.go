@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/visible"
 )
 
@@ -93,7 +93,7 @@ func (n *notifier) status(text string) {
 
 // observe passes on to systemd what the runner reports. It gives all times as instants, since
 // a status stays until the next one.
-func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
+func (n *notifier) observe(s *waitReport, o *lock.Observer, work string) {
 	at := func(t time.Time) string { return t.Format(time.DateTime) }
 	name := func(v inspect.View) string {
 		since := v.Since
@@ -108,7 +108,6 @@ func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 		}
 		return text
 	}
-	o := &cfg.Lock.Observer
 	waiting, away, delayed := o.Waiting, o.Away, o.Delayed
 	o.Waiting = func(backend uint32, views []inspect.View) {
 		if waiting != nil {

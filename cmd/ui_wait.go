@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -194,19 +193,18 @@ func (s *waitReport) due() time.Duration {
 
 // observe makes the runner tell people and systemd what it is doing. work says what this
 // process does while a command runs.
-func (o *options) observe(u *ui, cfg *runner.Config, work string) {
-	s := &waitReport{u: u, cfg: cfg.Lock.Session, claim: cfg.Lock.Claim, out: outage{u: u}, began: time.Now()}
+func (o *options) observe(u *ui, cfg *lock.Config, work string) {
+	s := &waitReport{u: u, cfg: cfg.Session, claim: cfg.Claim, out: outage{u: u}, began: time.Now()}
 	s.cfg.ApplicationName = "pglead"
-	hasStatus := u.hasStatus()
-	cfg.Lock.LongDelay = longDelay
+	hasStatus, to := u.hasStatus(), &cfg.Observer
+	to.LongDelay, to.Started = longDelay, s.end
 	switch {
 	case hasStatus:
-		cfg.Lock.Observer.Beside = s.keepStatus
+		to.Beside = s.keepStatus
 	case (os.Getenv("CI") != "" || u.watched()) && !o.quiet: // or it is a terminal without a status line
-		cfg.Lock.Observer.Waiting = s.logRarely
-		cfg.Lock.LongDelay = 0
+		to.Waiting, to.LongDelay = s.logRarely, 0
 	}
-	cfg.Lock.Observer.Away = func(obstacle error) {
+	to.Away = func(obstacle error) {
 		if obstacle == nil {
 			s.showObstacle(nil)
 			s.out.answers()
@@ -218,18 +216,17 @@ func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 			s.showObstacle(func() string { return "waiting for " + brief(time.Since(wait)) + ": " + obstacle.Error() })
 		}
 	}
-	cfg.Lock.Observer.Delayed = func(until time.Time) {
+	to.Delayed = func(until time.Time) {
 		switch {
 		case until.IsZero():
 			s.showObstacle(nil)
-		case hasStatus && len(cfg.Lock.Claim.IDs) > 0: // each has no locks here, and has its own status line
+		case hasStatus && len(cfg.Claim.IDs) > 0: // each has no locks here, and has its own status line
 			s.showObstacle(func() string {
 				return "starts in " + brief(max(0, time.Until(until))+time.Second-1) + ": the last holder may live on"
 			})
 		}
 	}
-	cfg.Lock.Observer.Started = s.end
 	if n := newNotifier(u); n != nil {
-		n.observe(s, cfg, work)
+		n.observe(s, to, work)
 	}
 }

@@ -43,9 +43,6 @@ type Config struct {
 	// never waits.
 	Private bool
 
-	// LongDelay: a longer delay before a start than this is logged as a warning.
-	LongDelay time.Duration
-
 	// Endures makes a wait survive every error once the database has answered for the lock.
 	// Otherwise it survives only errors that pass by themselves.
 	Endures bool

@@ -21,6 +21,8 @@ type Observer struct {
 	// Delayed is called when a lock-delay begins, with the time when it will end, and with
 	// the zero time when it is over.
 	Delayed func(until time.Time)
+	// LongDelay: a longer lock-delay than this is logged as a warning.
+	LongDelay time.Duration
 	// Beside runs in a goroutine of its own while a session waits for the locks. backend is the
 	// session's process number at the server.
 	Beside func(ctx context.Context, backend uint32)

@@ -152,7 +152,7 @@ func (b *Bid) hold(ctx context.Context, delay time.Duration, why string, ask fun
 
 func (b *Bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 	level := LevelNotice
-	if delay > b.cfg.LongDelay {
+	if delay > b.cfg.Observer.LongDelay {
 		level = slog.LevelWarn
 	}
 	most := (delay + time.Second - 1).Truncate(time.Second)
