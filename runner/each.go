@@ -64,7 +64,7 @@ type Tally struct {
 // One session holds the locks of all commands. With transactions each worker has its
 // own session. When a session is lost, Each kills its commands and returns.
 func Each(cfg EachConfig) (Tally, error) {
-	cfg.Hooks = Hooks{}
+	cfg.Hooks, cfg.Lock.OfList = Hooks{}, true
 	p, err := begin(cfg.Config)
 	if err != nil {
 		return Tally{}, err
@@ -75,7 +75,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	defer hurry()
 	e := &each{
 		process: p, cfg: cfg, cancel: cancel, hurry: hurry,
-		jobs: jobs{lease: cfg.Lock.Session.Lease, active: map[lockkey.ID]*job{}},
+		jobs: jobs{active: map[lockkey.ID]*job{}},
 		ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
 		bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
 	}
@@ -203,7 +203,7 @@ func (e *each) bidFor(j *job) *lock.Bid {
 	}
 	cfg := e.cfg.Lock
 	cfg.Claim = j.claim()
-	cfg.OfList, cfg.Log, cfg.Observer = true, j.log, e.observer(j.ID)
+	cfg.Log, cfg.Observer = j.log, e.observer(j.ID)
 	cfg.Show = func(delay time.Duration) { e.show(j.session, j.ID, delay) }
 	return lock.NewBid(j.session, cfg, e.returning) // on a later pass it knows nothing: nobody here has listened since the last one
 }

@@ -20,7 +20,9 @@ func TestDelayStaysShown(t *testing.T) {
 	server := testserver.Start(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	e := &each{cfg: EachConfig{Config: Config{Lock: lockOn(t, server)}}, jobs: jobs{active: map[lockkey.ID]*job{}}}
+	cfg := Config{Lock: lockOn(t, server)}
+	cfg.Lock.OfList = true
+	e := &each{cfg: EachConfig{Config: cfg}, jobs: jobs{active: map[lockkey.ID]*job{}}}
 	w := &worker{each: e}
 	s, err := session.Open(ctx, e.cfg.Lock.Session)
 	if err != nil {

@@ -40,8 +40,6 @@ type job struct {
 
 // jobs are the items that the workers of this process are at, by the number of the lock.
 type jobs struct {
-	lease time.Duration
-
 	mu     sync.Mutex
 	active map[lockkey.ID]*job
 	alive  time.Time // until then the work without an item, the opening of sessions, is not stuck
@@ -93,7 +91,7 @@ func (js *jobs) watchForStepDown(of *job) {
 			held = append(held, j.held)
 		}
 	}
-	lock.WatchListForStepDown(of.session, js.lease, held)
+	lock.WatchListForStepDown(of.session, held)
 }
 
 // renew passes a session's deadline on to the commands under it.

@@ -236,7 +236,7 @@ func (w *worker) newRun(j *job) *run {
 	cfg.Lock.Observer = w.observer(j.ID)
 	r := &run{
 		process: w.process, cfg: cfg, log: j.log, signals: j.signals, renewed: j.renewed, held: j.held,
-		guard: w.guard, keepGuard: true, sharesSession: w.listSession != nil && w.cfg.Parallel > 1,
+		guard: w.guard, sharesSession: w.listSession != nil && w.cfg.Parallel > 1,
 	}
 	w.guard, w.brief = nil, false
 	return r

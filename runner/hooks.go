@@ -45,7 +45,9 @@ const hookEnds = 2 * hookMost
 // awaitHooks waits for the hooks at this process's end, and says how long that may take.
 func (p *process) awaitHooks(o lock.Observer) {
 	o.SayAlive(time.Duration(p.hooksLeft.Load()) * hookEnds)
-	p.hooks.Wait()
+	if p.lastHook != nil {
+		<-p.lastHook
+	}
 }
 
 // hook starts the event's hook, if there is one. It has the command's environment, with the event
@@ -62,7 +64,7 @@ func (r *run) hook(event hookEvent, reason error) {
 	before, done := r.lastHook, make(chan struct{})
 	r.lastHook = done
 	r.hooksLeft.Add(1)
-	r.hooks.Go(func() {
+	go func() {
 		defer close(done)
 		defer r.hooksLeft.Add(-1)
 		if before != nil {
@@ -72,7 +74,7 @@ func (r *run) hook(event hookEvent, reason error) {
 		if err := r.runHook(env, command, warn); err != nil {
 			warn(err.Error())
 		}
-	})
+	}()
 }
 
 // runHook runs a hook to its end, under its own guard, which kills it after hookMost. It calls warn

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -19,9 +18,8 @@ type process struct {
 	guards    *child.Guards
 	caught    <-chan os.Signal // for the command, or for this process to end
 	catching  <-chan struct{}  // is closed once signals are caught
-	hooks     sync.WaitGroup   // the hooks that run, or wait for their turn
-	hooksLeft atomic.Int32     // how many these are
-	lastHook  chan struct{}    // is closed when the last of them is done
+	hooksLeft atomic.Int32     // how many hooks run, or wait for their turn
+	lastHook  chan struct{}    // is closed when the last of them is done; nil if there was none
 }
 
 // begin prepares this process for commands and signals.

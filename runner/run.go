@@ -59,7 +59,6 @@ type run struct {
 
 	held          *lock.Held
 	guard         *child.Guard
-	keepGuard     bool         // for another command after this one
 	sharesSession bool         // other commands may run in the same session
 	child         *child.Child // once it is started
 	asked         Asked        // what has asked for the end so far
@@ -163,7 +162,7 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 		LostGrace: r.cfg.Lock.LostGrace, MostGrace: leasetime.MostGrace(r.cfg.Lock.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Lock.Session.Lease),
 		Release:       release, ReleaseEndsSession: endsSession,
-		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSession, KeepGuard: r.keepGuard,
+		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSession, KeepGuard: r.cfg.Lock.OfList,
 	}
 	c, err := r.guard.StartCommand(ctx, cfg)
 	if !errors.Is(err, child.ErrNotStarted) {

@@ -137,7 +137,6 @@ func (h *Held) stepDownSQL() string {
 // announcement.
 func (h *Held) watchForStepDown() {
 	h.Session.SetHeartbeat(session.Heartbeat{
-		Every:   leasetime.BeatEvery(h.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.readStepDown},
 		Once:    append(boundWaitsQuery(h.cfg.Session), h.endRehearsalQuery()...),
 	})
@@ -166,8 +165,8 @@ func (h *Held) readStepDown(answers []session.Rows) {
 // WatchListForStepDown makes the heartbeat of a session that many share look for requests to step
 // down from any of held, each of which has one lock. Whatever their number, pg_stat_statements sees
 // a single statement.
-func WatchListForStepDown(s *session.Session, lease time.Duration, held []*Held) {
-	beat := session.Heartbeat{Every: leasetime.BeatEvery(lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}}
+func WatchListForStepDown(s *session.Session, held []*Held) {
+	beat := session.Heartbeat{Request: session.Request{SQL: []string{session.PlainBeatQuery}}}
 	if len(held) > 0 {
 		of := map[string]*Held{}
 		for _, h := range held {

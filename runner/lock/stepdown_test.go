@@ -158,7 +158,7 @@ func TestLockedCatalog(t *testing.T) {
 	listed.OfList = true
 	a, l := acquire(t, alone), acquire(t, listed)
 	t.Cleanup(l.Session.Close)
-	lock.WatchListForStepDown(l.Session, listed.Session.Lease, []*lock.Held{l})
+	lock.WatchListForStepDown(l.Session, []*lock.Held{l})
 	pids := fmt.Sprintf("%d, %d", a.Session.BackendPID(), l.Session.BackendPID())
 	eventually(t, "both have sent their first heartbeat", func() bool {
 		return do("SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock_shared(%' AND pid IN ("+pids+")") == "2"

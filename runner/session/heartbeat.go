@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sync"
@@ -15,7 +16,7 @@ const PlainBeatQuery = "SELECT pg_catalog.pg_backend_pid()"
 
 // Heartbeat is the request by which a session asks the server for a sign of life.
 type Heartbeat struct {
-	Every time.Duration
+	Every time.Duration // 0: as often as a holder needs, leasetime.BeatEvery
 	Request
 	// Once are queries that precede those of the first heartbeat. An error in one of them costs no
 	// more than that heartbeat.
@@ -26,6 +27,7 @@ type Heartbeat struct {
 func (s *Session) SetHeartbeat(h Heartbeat) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	h.Every = cmp.Or(h.Every, leasetime.BeatEvery(s.cfg.Lease))
 	s.heartbeat = h
 }
 

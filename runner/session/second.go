@@ -285,7 +285,7 @@ func (s *Session) dependOn(second *Session) {
 	if joined {
 		return
 	}
-	second.SetHeartbeat(Heartbeat{Every: leasetime.BeatEvery(s.cfg.Lease), Request: commitRequest(nothingElse)})
+	second.SetHeartbeat(Heartbeat{Request: commitRequest(nothingElse)})
 	second.mu.Lock()
 	second.onAnswer = s.renew
 	second.mu.Unlock()
