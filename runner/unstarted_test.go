@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
 )
@@ -80,5 +84,34 @@ func TestLostBeforeStart(t *testing.T) {
 	}
 	if err := <-next; err != nil {
 		t.Errorf("the third: %v", err)
+	}
+}
+
+// TestSignalAfterLoss: a session is lost before the command starts, and a signal ends the report of
+// that. Lead has to know of the signal, though the run has had another listener before.
+func TestSignalAfterLoss(t *testing.T) {
+	server := testserver.Start(t, nil)
+	guards, err := child.NewGuards()
+	if err != nil {
+		t.Fatal(err)
+	}
+	signals, catching := make(chan os.Signal, 64), make(chan struct{})
+	close(catching)
+	cfg := Config{Lock: lockOn(t, server), Path: "/bin/true", Command: []string{"true"}}
+	acquired := false
+	cfg.Lock.Log = slog.New(atEvent{slog.DiscardHandler, "acquired", func() {
+		acquired = true
+		testserver.Query(t, server, "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory' AND objid = 1")
+	}})
+	cfg.Lock.Observer.Alive = func(time.Duration) {
+		if acquired { // so the report begins
+			signals <- unix.SIGTERM
+			testserver.Eventually(t, "the signal is taken", func() bool { return len(signals) == 0 })
+		}
+	}
+	p := &process{guards: guards, caught: signals, catching: catching}
+	outcome, err := p.once(cfg, lock.NewCandidate(cfg.Lock))
+	if err == nil || !strings.Contains(err.Error(), "terminating connection") || outcome.Asked != BySignal {
+		t.Errorf("asked by %v; %v", outcome.Asked, err)
 	}
 }
