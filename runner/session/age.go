@@ -148,9 +148,8 @@ func ParseAge(seconds string) (time.Duration, error) {
 }
 
 // sinceThen is the time since an instant by the server's clock, which somebody may have set since
-// then. An instant in the future counts as just now, which costs a first try the whole lock-delay.
-// If the clock is set forward just after a server's start, that server can't be told from an old
-// one.
+// then. An instant in the future counts as just now. If the clock is set forward just after a
+// server's start, that server can't be told from an old one.
 func sinceThen(seconds float64) time.Duration {
 	const oldEnough = 1e9
 	if !(seconds > 0) { // NaN, too
