@@ -40,10 +40,6 @@ func Examine() []checkup.Check {
 // guardTrial is how long the trial's processes may take on a busy machine.
 const guardTrial = 10 * time.Second
 
-// whyDied is the advice if the guard dies in its trial.
-const whyDied = "was it killed by the kernel for want of memory (dmesg), " +
-	"or by a limit on processes (ulimit -u, pids.max)?"
-
 // tryGuard makes a guard run a command that leaves a daemon behind. The guard has to find and end
 // the daemon, for which it needs the subreaper. To start, the guard needs the death signal, the
 // boot time clock's timer and a second process.
@@ -84,7 +80,7 @@ func tryGuard() checkup.Check {
 	took := time.Since(began).Round(time.Millisecond)
 	switch result := c.Result(); {
 	case result.Ending == GuardDied:
-		return checkup.Failf(whyDied, "the guard process died during the trial")
+		return checkup.Failf(killedHint, "the guard process died during the trial")
 	case result.Ending != Exited:
 		return checkup.Failf("is the machine overloaded?", "a trial of the guard took %v", took)
 	case result.Status.ExitStatus() != 0:
