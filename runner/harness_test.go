@@ -247,7 +247,7 @@ func lockOn(t *testing.T, server *localpg.Server) lock.Config {
 			Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second,
 			ApplicationName: "pglead:test@here",
 		},
-		Private: true,
-		Log:     slog.New(slog.DiscardHandler),
+		PrivateServer: true,
+		Log:           slog.New(slog.DiscardHandler),
 	}
 }

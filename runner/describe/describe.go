@@ -40,9 +40,9 @@ type Description struct {
 	Token int64
 	Since time.Time // the command's start or, with a Delay, that of the delay
 
-	// Beat is the number of the session's last request. Parse reads it, and Comment.Before writes
-	// it.
-	Beat uint64
+	// Request is the number of the session's last request, in the field beat. Parse reads it, and
+	// Comment.Before writes it.
+	Request uint64
 }
 
 const modeTransaction = "transaction"
@@ -78,8 +78,8 @@ func (c Comment) Before(sql string, request uint64) string {
 	return opening(request) + string(c) + "*/ " + sql
 }
 
-// BeatSQL is an SQL expression for whether a row of pg_stat_activity shows this request.
-func BeatSQL(request uint64) string {
+// RequestSQL is an SQL expression for whether a row of pg_stat_activity shows this request.
+func RequestSQL(request uint64) string {
 	return "pg_catalog.starts_with(query, '" + strings.ReplaceAll(opening(request), "'", "''") + "')"
 }
 
@@ -193,7 +193,7 @@ func (d *Description) set(name, encoded string) {
 		d.Keys = slices.DeleteFunc(strings.SplitN(value, "\n", lockkey.MostKeys+1), func(k string) bool { return k == "" })
 		d.Keys = d.Keys[:min(len(d.Keys), lockkey.MostKeys)]
 	case "beat":
-		d.Beat, _ = strconv.ParseUint(value, 10, 64)
+		d.Request, _ = strconv.ParseUint(value, 10, 64)
 	case "delay":
 		d.Delay = length()
 	case "grace":

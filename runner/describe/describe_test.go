@@ -55,7 +55,7 @@ func FuzzDescription(f *testing.F) {
 			t.Errorf("%+v arrives as %+v", d, got)
 		}
 		for _, beat := range []uint64{1, math.MaxUint32, math.MaxUint64} {
-			d.Beat = beat
+			d.Request = beat
 			got, ok := Parse(statement(comment, beat))
 			if !ok || !reflect.DeepEqual(got, d) {
 				t.Errorf("with a number, %+v arrives as %+v", d, got)

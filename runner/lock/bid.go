@@ -19,7 +19,7 @@ type Bid struct {
 	place place // in line, if it is a waiter's
 
 	// What it knows of others that have its locks, or had them. The session's reader writes to all
-	// of it but contested and unknownHolder.
+	// of it but contested and unknownHolder, and to the mark of the place.
 	evidence    map[lockkey.ID]*evidence.Evidence // of the locks to which it listens
 	mail        chan evidence.Announcement        // a waiter's: what it has heard, for the line
 	news        chan struct{}                     // something new may have to be acted on

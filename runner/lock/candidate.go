@@ -1,7 +1,6 @@
 package lock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -27,7 +26,7 @@ type Candidate struct {
 	warned    bool // the log says that a ledger is not used
 
 	// In its last session:
-	rank   int    // its place in line: 1 if it had the lock, 0 if it had no place. The first in line come back sooner after an outage.
+	front  bool   // it had the lock, or was one of the first in line, which come back sooner after an outage
 	ticket uint32 // of the current wait, or 0
 	ghost  uint32 // the session that had that ticket, which the server may still have; or 0
 
@@ -38,7 +37,7 @@ type Candidate struct {
 func NewCandidate(cfg Config) *Candidate { return &Candidate{cfg: cfg} }
 
 // begin begins a wait. The candidate remembers from an earlier wait where the database was and, if
-// the lock was lost, gets rank 1, with which it comes back sooner.
+// the lock was lost, comes back sooner.
 func (c *Candidate) begin() {
 	*c = Candidate{cfg: c.cfg, reached: c.reached, last: c.last, began: time.Now()}
 	if c.last == nil {
@@ -46,7 +45,7 @@ func (c *Candidate) begin() {
 	}
 	c.cfg.Session.Database = session.Elsewhere(c.cfg.Session.Database, c.last.Err())
 	if c.last.end.Outcome == ledger.Lost { // Err can't tell: it is set after a mere Close, too
-		c.rank = 1
+		c.front = true
 	}
 }
 
@@ -118,7 +117,10 @@ func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error)
 	held, err := w.acquire(ctx)
 	if err != nil {
 		if w.place.joined() && w.place.ticket != 0 {
-			c.ticket, c.ghost, c.rank = w.place.ticket, s.BackendPID(), cmp.Or(w.turn.rank, c.rank)
+			c.ticket, c.ghost = w.place.ticket, s.BackendPID()
+			if w.turn.rank > 0 {
+				c.front = w.turn.rank <= crowd.MostWatchers
+			}
 		}
 		w.preparation.abandon()
 		if errors.As(err, new(*LedgerError)) { // otherwise the next run in a script could still find the locks held
@@ -224,12 +226,12 @@ func isFull(err error) bool {
 // When the session of a waiter is lost, this happens, in this order:
 //
 //	waiter.sleep       notices the loss; an answer that misses its deadline is a loss, too
-//	Candidate.attempt  keeps the ticket and the rank, undoes the preparation, and closes the session
+//	Candidate.attempt  keeps the ticket and front, undoes the preparation, and closes the session
 //	Candidate.outlast  pauses: the first in line briefly, the others longer and longer
 //	Candidate.attempt  opens a session without a first try, which might overtake those in line
 //	waiter.join        ends the old session, if the server still has it; listens, takes its
 //	                   old ticket and its mark, and looks
-//	Bid.verdict        the waiter has lost what it had heard: if it hears nothing more, and there
+//	Bid.verdictOn        the waiter has lost what it had heard: if it hears nothing more, and there
 //	                   is no ledger, a grant is held for the lock-delay
 
 // outlast pauses after an attempt that failed for a reason that passes by itself: a session that
@@ -251,7 +253,7 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 		c.returned = false // it is new there
 		return nil
 	}
-	rest := p.next(c.rank, err)
+	rest := p.next(c.front, err)
 	if isFull(err) && cfg.Wait > 0 {
 		rest = pace.Between(crowd.NextAway(p.crowded))
 	}
@@ -304,17 +306,16 @@ func (p *reconnects) restart() {
 	p.front = frontBackoff()
 }
 
-// next is the pause after an attempt that has failed. rank is Candidate.rank.
-func (p *reconnects) next(rank int, err error) time.Duration {
+// next is the pause after an attempt that has failed. front is Candidate.front.
+func (p *reconnects) next(front bool, err error) time.Duration {
 	if errors.As(err, new(*session.LostError)) {
 		p.restart()
 	}
-	atFront := rank > 0 && rank <= crowd.MostWatchers
 	var e *session.Error
 	switch {
-	case atFront && (errors.As(err, &e) && e.LoginRejected || answeredError(err) != nil):
+	case front && (errors.As(err, &e) && e.LoginRejected || answeredError(err) != nil):
 		return p.front.Half()
-	case !atFront || time.Since(p.since) > frontFor:
+	case !front || time.Since(p.since) > frontFor:
 		return p.backoff.Half()
 	}
 	p.front = frontBackoff()

@@ -39,9 +39,9 @@ type Config struct {
 	// it never waits.
 	LockDelay time.Duration
 
-	// Private says that only this user on this machine can reach the server. There a first try
+	// PrivateServer says that only this user on this machine can reach the server. There a first try
 	// never waits.
-	Private bool
+	PrivateServer bool
 
 	// Endures makes a wait survive every error once the database has answered for the lock.
 	// Otherwise it survives only errors that pass by themselves.

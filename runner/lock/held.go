@@ -24,12 +24,23 @@ type Held struct {
 	// too.
 	verdict evidence.Verdict
 
-	tenure                 // zero before the draw
+	drawn                  // zero before the draw
 	requests chan struct{} // to step down
+
+	// Once it has settled:
+
+	Took     time.Duration // all of Acquire; 0 for an item of a list
+	end      ledger.End    // of the command
+	unnoted  bool          // the ledger lacks the run under a lock, and no warning has said so yet
+	showsEnd bool          // the session's name will show the end
+	prefers  string        // the host that is to have the lock next
+	calling  bool          // the session calls those in line
+	since    time.Time     // when Settle was done, and the command could start
+	stays    time.Time     // the session stays until then, after the release
 }
 
-// tenure is one holding of the locks, from the draw of the token to the end.
-type tenure struct {
+// drawn is what the draw of the token has told. Whoever draws anew forgets all of it.
+type drawn struct {
 	// Token grows with every start in this cluster: the timeline in the upper 16 bits, the
 	// transaction number that this start used up in the lower 48.
 	Token int64
@@ -38,17 +49,6 @@ type tenure struct {
 	owed      []advisory.Lock // the ledger still needs the end under these; nil if it doesn't have the run
 	listened  bool            // somebody in line listened at the draw
 	followers crowd.Followers // in line: the draw knows of dormant ones, and waiter.followers of others
-
-	// Once it has settled:
-
-	Took     time.Duration // all of Acquire; 0 for an item of a list
-	end      ledger.End    // of the command
-	unknown  bool          // the ledger lacks the run under a lock, and no warning has said so yet
-	showsEnd bool          // the session's name will show the end
-	prefers  string        // the host that is to have the lock next
-	calling  bool          // the session calls those in line
-	since    time.Time     // when Settle was done, and the command could start
-	stays    time.Time     // the session stays until then, after the release
 }
 
 // nothingHeld is what a bid has before it has got anything.

@@ -41,9 +41,9 @@ func (cfg *Config) ledgerLocks(locks []advisory.Lock) (as []ledger.Lock) {
 	return as
 }
 
-// startsWithToken says whether the start of these locks' run can be part of the
+// drawStartsRun says whether the start of these locks' run can be part of the
 // statement that draws the token.
-func (b *Bid) startsWithToken(locks []advisory.Lock) bool {
+func (b *Bid) drawStartsRun(locks []advisory.Lock) bool {
 	if len(locks) != 1 || b.cfg.Claim.Shared || b.cfg.Session.UsesSecondSession() || !b.usesLedger() {
 		return false
 	}

@@ -53,13 +53,13 @@ func (h *Held) noteEnds(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			h.unknown = h.unknown || !h.notes(rows)
+			h.unnoted = h.unnoted || !h.notes(rows)
 		}
 		h.owed = h.owed[1:]
 	}
-	if h.unknown {
+	if h.unnoted {
 		h.warnUnnoted(errNoRun)
-		h.unknown = false
+		h.unnoted = false
 	}
 	return nil
 }
@@ -107,7 +107,7 @@ func (h *Held) endCommit() string {
 // checkNoted warns if the answers to finishQueries, and maybe to others, don't show that the ledger
 // has noted the end for each lock, or if noteEnds has found that out and not yet said so.
 func (h *Held) checkNoted(answers []session.Rows) {
-	if h.unknown || h.owes(answers...) {
+	if h.unnoted || h.owes(answers...) {
 		h.warnUnnoted(errNoRun)
 	}
 }

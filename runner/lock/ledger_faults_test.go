@@ -109,7 +109,7 @@ func TestLedgerPromotion(t *testing.T) {
 		t.Fatal(err)
 	}
 	there := ledgered(config(t, as(t, standby, "cron"), exclusive(7)))
-	there.Private = false // so that its age counts
+	there.PrivateServer = false // so that its age counts
 	after := contend(t, there)
 	eventually(t, "the first on the new primary waits", func() bool { return slices.Contains(after.said(), "delayed") })
 }
@@ -139,7 +139,7 @@ func TestLedgerRestored(t *testing.T) {
 	}
 	cfg := ledgered(config(t, as(t, there, "cron"), exclusive(7)))
 	young := cfg
-	young.Private = false // so that the server's age counts
+	young.PrivateServer = false // so that the server's age counts
 	wary := contend(t, young)
 	eventually(t, "the first on a young server waits, whatever the dump says", func() bool { return slices.Contains(wary.said(), "delayed") })
 	wary.stop()

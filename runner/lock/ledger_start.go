@@ -72,7 +72,7 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
 		l.proof.Closes[0] = max(l.proof.Closes[0], held.Token)
-		held.tenure = tenure{}
+		held.drawn = drawn{}
 		l.noteEvidence()
 	}
 	if err := l.bid.drawAndAnnounce(ctx); err != nil {

@@ -194,7 +194,7 @@ func TestLedgerRestart(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
-	cfg.Private = false // the server will be younger than the lock-delay
+	cfg.PrivateServer = false // the server will be younger than the lock-delay
 	query(t, server, "INSERT INTO pglead.lock (number, sub, system, token, started, ended) SELECT 7, 1, system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint << 48, now(), now() FROM pg_control_system()")
 	held := acquire(t, cfg)
 	waiter := contend(t, cfg)

@@ -39,9 +39,9 @@ func (w *waiter) watchHolder(ctx context.Context, found *look) error {
 		return nil
 	}
 	s := found.holderOf(w.place.line)
-	last, speaks := found.beats[s.PID]
+	last, speaks := found.requests[s.PID]
 	if !speaks {
-		w.watched.reset()
+		w.watched.forgetRequest()
 		w.unwatch()
 		return nil
 	}
@@ -97,17 +97,17 @@ func (b *Bid) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 // The look proves that the session had the lock when the look was sent, and no longer: a server
 // that is ending a session frees its lock first, and shows the session for a moment longer. So a
 // start that was heard after that may be another holder's, and still counts.
-func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, last lastBeat, found *look) error {
+func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, last lastRequest, found *look) error {
 	rows, err := w.s.Query(ctx, fmt.Sprintf(`SELECT CASE
 		WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
 		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END
 FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND %s`,
-		last.pid, last.opened, last.changed, describe.BeatSQL(last.beat)))
+		last.pid, last.opened, last.changed, describe.RequestSQL(last.number)))
 	if err != nil {
 		return w.cfg.rejected(err)
 	}
-	w.watched.reset()
+	w.watched.forgetRequest()
 	if len(rows) == 0 { // the session has spoken after all, or is gone
 		return nil
 	}

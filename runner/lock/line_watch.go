@@ -27,7 +27,7 @@ import (
 type watch struct {
 	mu     sync.Mutex
 	count  int              // counts the watches, since an answer to an earlier one may still arrive
-	last   lastBeat         // the holder's latest request that was seen; pid 0 if none was
+	last   lastRequest      // the holder's latest request that was seen; pid 0 if none was
 	since  boottime.Instant // when the first answer that shows that request was received
 	enough time.Duration    // how long the silence has to last, by the latest whole look
 	is     watchState
@@ -51,7 +51,7 @@ const (
 
 // startWatch makes the heartbeat watch a holder whose requests have numbers, until an answer calls
 // for something else. Of any other holder the first in line finds out by its tries (turn.tryLater).
-func (w *waiter) startWatch(ctx context.Context, of lastBeat, enough time.Duration) error {
+func (w *waiter) startWatch(ctx context.Context, of lastRequest, enough time.Duration) error {
 	name, err := w.prepareWatch(ctx)
 	if err != nil {
 		return err
@@ -81,7 +81,7 @@ func (w *waiter) startWatch(ctx context.Context, of lastBeat, enough time.Durati
 
 // hearOfHolder takes the answer to a question of watch number count, and plans the next question.
 // The session's reader calls it.
-func (w *waiter) hearOfHolder(count int, of lastBeat, ask askPace, answer session.Rows) {
+func (w *waiter) hearOfHolder(count int, of lastRequest, ask askPace, answer session.Rows) {
 	received, on := boottime.Now(), &w.watched
 	on.mu.Lock()
 	defer on.mu.Unlock()
@@ -154,14 +154,14 @@ FROM pg_catalog.pg_stat_get_activity($1)`, name, advisory.Exclusive(w.place.line
 	return name, nil
 }
 
-func (w *watch) reset() {
+func (w *watch) forgetRequest() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.last, w.since = lastBeat{}, 0
+	w.last, w.since = lastRequest{}, 0
 }
 
 // silence is how long a holder has been silent, if its latest request was seen before.
-func (w *watch) silence(last lastBeat, found *look) (silent time.Duration, again bool) {
+func (w *watch) silence(last lastRequest, found *look) (silent time.Duration, again bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	since, again := w.sees(last, found.received)
@@ -170,7 +170,7 @@ func (w *watch) silence(last lastBeat, found *look) (silent time.Duration, again
 
 // sees notes a holder's latest request, and says since when it has been seen and whether it
 // was seen before. The caller holds mu.
-func (w *watch) sees(last lastBeat, received boottime.Instant) (since boottime.Instant, again bool) {
+func (w *watch) sees(last lastRequest, received boottime.Instant) (since boottime.Instant, again bool) {
 	last.age = 0 // it differs in each look
 	again = last == w.last
 	if !again {
@@ -182,16 +182,16 @@ func (w *watch) sees(last lastBeat, received boottime.Instant) (since boottime.I
 // judge says what an answer about a holder calls for and, while the watch goes on, in what time the
 // next question is due. last is the holder's request that the latest whole look showed. The caller
 // holds mu.
-func (w *watch) judge(last lastBeat, ask askPace, received boottime.Instant, answer session.Rows) (watchState, time.Duration) {
+func (w *watch) judge(last lastRequest, ask askPace, received boottime.Instant, answer session.Rows) (watchState, time.Duration) {
 	row, err := answer.Only(5)
 	if err != nil || row[0] != "f" || row[1] != last.opened {
 		return shouldTry, 0
 	}
 	d, _ := describe.Parse(row[4])
-	if d.Beat == 0 {
+	if d.Request == 0 {
 		return shouldLook, 0
 	}
-	last.beat, last.changed = d.Beat, row[2]
+	last.number, last.changed = d.Request, row[2]
 	since, again := w.sees(last, received)
 	left := since.Add(w.enough).Sub(received)
 	switch {

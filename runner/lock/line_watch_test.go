@@ -20,7 +20,7 @@ func requests(t *testing.T, server *localpg.Server, line lockkey.ID) uint64 {
 		t.Fatalf("in line: %q", text)
 	}
 	d, _ := describe.Parse(text[0])
-	return d.Beat
+	return d.Request
 }
 
 // TestFewRequests: a waiter asks once for each heartbeat of the holder, and little besides.

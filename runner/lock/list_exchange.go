@@ -37,7 +37,7 @@ func (h *Held) MayExchange() bool {
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
 func (b *Bid) MayExchange() bool {
 	return b.cfg.mayExchange() && !b.usesLedger() && !b.listens() && len(b.held.Locks) == 0 &&
-		b.verdict(b.cfg.Claim.IDs[0]).Delay == 0
+		b.verdictOn(b.cfg.Claim.IDs[0]).Delay == 0
 }
 
 func (cfg *Config) mayExchange() bool {

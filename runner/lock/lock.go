@@ -15,7 +15,7 @@
 //	candidate  a process that wants a claim, and opens a new session when it lost one
 //	bid        a claim on one session, as far as it is granted: it tries for what is missing
 //	waiter     a candidate's bid, and what it knows of its line while it waits
-//	held       what a bid has got so far: locks, and from the draw of the token on its tenure
+//	held       what a bid has got so far: locks, and later the token
 //	settle     the steps from the last lock to the start: the lock-delay, the token, the ledger
 //
 // The others are here to be looked up. About one run:

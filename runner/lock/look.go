@@ -23,23 +23,23 @@ import (
 // this session, in order.
 type look struct {
 	evidence.Look
-	asOf     map[lockkey.ID]int  // Evidence.AsOf for each lock, when the server was asked
-	received boottime.Instant    // when the answer arrived
-	beats    map[uint32]lastBeat // of the holders that number theirs, by pid
-	rank     int                 // of this session's ticket, from 1; without a ticket it means nothing
-	waiting  int                 // the number of all in line
-	marked   int                 // the number of those in line that listen
-	ticket   uint32              // of this session, or 0
+	asOf     map[lockkey.ID]int     // Evidence.AsOf for each lock, when the server was asked
+	received boottime.Instant       // when the answer arrived
+	requests map[uint32]lastRequest // of the holders that number theirs, by pid
+	rank     int                    // of this session's ticket, from 1; without a ticket it means nothing
+	waiting  int                    // the number of all in line
+	marked   int                    // the number of those in line that listen
+	ticket   uint32                 // of this session, or 0
 }
 
-// lastBeat is the latest request of a session, if this role may see it and it has a number. A
-// session whose transaction holds the lock has no lastBeat: nobody watches it.
-type lastBeat struct {
+// lastRequest is the latest request of a session, if this role may see it and it has a number. A
+// session whose transaction holds the lock has no lastRequest: nobody watches it.
+type lastRequest struct {
 	pid     uint32
 	opened  string        // when the session was opened, by the server's clock
 	changed string        // when its state last changed, by the same clock
 	age     time.Duration // time since that change
-	beat    uint64        // the request's number, from 1
+	number  uint64        // from 1
 }
 
 // mostSeats is how many sessions a look lists besides the holder of each lock: those before this
@@ -128,7 +128,7 @@ const (
 )
 
 func (l *look) parse(rows session.Rows, pid uint32) error {
-	l.beats = map[uint32]lastBeat{}
+	l.requests = map[uint32]lastRequest{}
 	for _, row := range rows {
 		if len(row) != lookWidth {
 			return session.NotPostgreSQL()
@@ -156,22 +156,22 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 
 // add adds a seat to the line, this session's own too, or to the holders. pid is this session,
 // which is no holder for itself.
-func (l *look) add(s evidence.Seat, last lastBeat, placed, granted bool, pid uint32) {
+func (l *look) add(s evidence.Seat, last lastRequest, placed, granted bool, pid uint32) {
 	switch {
 	case placed:
 		l.Line = append(l.Line, s)
 	case !granted: // it stands in the server's own queue
 	case s.PID != pid:
 		l.Holders = append(l.Holders, s)
-		if last.beat > 0 {
-			l.beats[s.PID] = last
+		if last.number > 0 {
+			l.requests[s.PID] = last
 		}
 	}
 }
 
 // parseSeat reads a row: a seat, and its session's latest request. It bounds what other sessions
 // say of themselves.
-func parseSeat(row []string) (s evidence.Seat, last lastBeat, err error) {
+func parseSeat(row []string) (s evidence.Seat, last lastRequest, err error) {
 	class, err1 := strconv.ParseUint(row[seatClass], 10, 32)
 	obj, err2 := strconv.ParseUint(row[seatObj], 10, 32)
 	pid, err3 := advisory.ParseBackend(row[seatPID])
@@ -186,11 +186,11 @@ func parseSeat(row []string) (s evidence.Seat, last lastBeat, err error) {
 	if name, ok := describe.ParseName(row[seatName]); ok {
 		s.Token, s.Ended = name.Token, name.Ended
 	}
-	if d, ok := describe.Parse(row[seatQuery]); ok && d.Beat > 0 {
+	if d, ok := describe.Parse(row[seatQuery]); ok && d.Request > 0 {
 		// A holder in its own delay waits for earlier commands, which may live longer.
 		s.Outlives = min(max(leasetime.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
 		if s.Opened != "" && !d.Transaction {
-			last = lastBeat{s.PID, s.Opened, row[seatChanged], requestAge(row[seatAge]), d.Beat}
+			last = lastRequest{s.PID, s.Opened, row[seatChanged], requestAge(row[seatAge]), d.Request}
 		}
 	}
 	return s, last, nil

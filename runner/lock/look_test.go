@@ -22,13 +22,13 @@ func TestSeats(t *testing.T) {
 		ID: lockkey.ID{Number: -1<<32 | 7, Pair: true}, PID: 4711, Role: 10, Token: 281474976711380, Outlives: 25 * time.Second,
 		Opened: "2026-01-01 00:00:00+00",
 	}
-	wantLast := lastBeat{pid: 4711, opened: want.Opened, changed: "2026-01-01 00:00:01+00", age: 1500 * time.Millisecond, beat: 7}
+	wantLast := lastRequest{pid: 4711, opened: want.Opened, changed: "2026-01-01 00:00:01+00", age: 1500 * time.Millisecond, number: 7}
 	if err != nil || s != want || last != wantLast {
 		t.Errorf("a holder is %+v, and its request %+v, %v, want %+v and %+v", s, last, err, want, wantLast)
 	}
 	for query, want := range map[string]struct {
-		delay time.Duration
-		beat  uint64
+		delay  time.Duration
+		number uint64
 	}{
 		"SELECT 1":                                           {},
 		"/*pglead lease='30s'*/ SELECT 1":                    {}, // an older version's
@@ -42,13 +42,13 @@ func TestSeats(t *testing.T) {
 		"/*pglead beat='18446744073709551615'*/":             {0, 1<<64 - 1},
 	} {
 		s, last, err := parseSeat(row("psql", query))
-		if err != nil || last.beat != want.beat || last.beat == 0 && last != (lastBeat{}) || s.Outlives != want.delay {
+		if err != nil || last.number != want.number || last.number == 0 && last != (lastRequest{}) || s.Outlives != want.delay {
 			t.Errorf("%q is %+v, %+v, %v, want %+v", query, s, last, err, want)
 		}
 	}
 	hidden := row("psql", "/*pglead beat='1'*/")
 	hidden[seatOpened] = ""
-	if _, last, err := parseSeat(hidden); err != nil || last != (lastBeat{}) {
+	if _, last, err := parseSeat(hidden); err != nil || last != (lastRequest{}) {
 		t.Errorf("a session that this role may not see has sent %+v, %v", last, err)
 	}
 	for _, column := range []int{1, 2, 6} {

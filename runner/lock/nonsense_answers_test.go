@@ -53,8 +53,8 @@ func FuzzRows(f *testing.F) {
 			}
 			_ = b.noteDrawn(rows)
 			if l := (&look{}); l.parse(rows, 1) == nil {
-				for pid, last := range l.beats {
-					if last.pid != pid || last.beat == 0 || last.opened == "" {
+				for pid, last := range l.requests {
+					if last.pid != pid || last.number == 0 || last.opened == "" {
 						t.Errorf("the request of session %d is %+v", pid, last)
 					}
 				}

@@ -55,25 +55,25 @@ func (o *outage) ended(ctx context.Context, c *Candidate) error {
 func TestComingBack(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		rank           int
+		front          bool
 		gone, starting time.Duration
 		late           time.Duration
 		rejected       int
 		attempts       int
 	}{
-		{1, time.Second, 0, 250 * time.Millisecond, 0, 10},
-		{1, 30 * time.Second, 0, 250 * time.Millisecond, 0, 250},
-		{1, 5 * time.Second, 200 * time.Millisecond, 250 * time.Millisecond, 4, 60},
-		{1, 5 * time.Second, 2 * time.Second, 3200 * time.Millisecond, 8, 60},
-		{1, 5 * time.Second, time.Minute, 5 * time.Second, 25, 75},
-		{1, 20 * time.Minute, 0, 5 * time.Second, 0, 900},
-		{0, 30 * time.Second, 0, 5 * time.Second, 0, 20},
+		{true, time.Second, 0, 250 * time.Millisecond, 0, 10},
+		{true, 30 * time.Second, 0, 250 * time.Millisecond, 0, 250},
+		{true, 5 * time.Second, 200 * time.Millisecond, 250 * time.Millisecond, 4, 60},
+		{true, 5 * time.Second, 2 * time.Second, 3200 * time.Millisecond, 8, 60},
+		{true, 5 * time.Second, time.Minute, 5 * time.Second, 25, 75},
+		{true, 20 * time.Minute, 0, 5 * time.Second, 0, 900},
+		{false, 30 * time.Second, 0, 5 * time.Second, 0, 20},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			o := &outage{began: time.Now(), gone: c.gone, starting: c.starting}
 			candidate := NewCandidate(Config{Wait: Forever, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}})
 			candidate.begin()
-			candidate.rank = c.rank
+			candidate.front = c.front
 			if err := o.ended(t.Context(), candidate); err != nil {
 				t.Fatal(err)
 			}
@@ -121,7 +121,7 @@ func TestReconnectsAnswered(t *testing.T) {
 		p := newReconnects()
 		var longest time.Duration
 		for range 20 {
-			longest = max(longest, p.next(1, answer))
+			longest = max(longest, p.next(true, answer))
 		}
 		if longest < backoffMost/2 || longest > backoffMost {
 			t.Errorf("%s: the longest pause is %v", name, longest)
@@ -129,11 +129,11 @@ func TestReconnectsAnswered(t *testing.T) {
 	}
 	p := newReconnects()
 	for range 20 {
-		if pause := p.next(1, &session.Error{Kind: session.Unreachable}); pause > frontAgain {
+		if pause := p.next(true, &session.Error{Kind: session.Unreachable}); pause > frontAgain {
 			t.Fatalf("of a server that can't be reached: %v", pause)
 		}
 	}
-	if p.next(1, &session.LostError{Cause: errors.New("lost")}) > frontAgain {
+	if p.next(true, &session.LostError{Cause: errors.New("lost")}) > frontAgain {
 		t.Error("after a loss")
 	}
 }

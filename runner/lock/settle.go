@@ -18,7 +18,7 @@ import (
 //	                                  who finds out, without a ledger in this order
 //	the server is fit for it          the login (package session, login.go)
 //	the claim is complete             Bid.Complete
-//	the delay is known                Bid.verdict, with each lock that is granted: by what was heard
+//	the delay is known                Bid.verdictOn, with each lock that is granted: by what was heard
 //	                                  (Evidence.Verdict) or, after a first try, by the server's
 //	                                  age (firstTryDelay). Package evidence has the states
 //	                                  (evidence.go), and who may say what (closing.go)
@@ -162,7 +162,7 @@ func (b *Bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 // beginDelay drops the token, since the start after the delay needs a later one, shows others that
 // the command has not started, and when it will, and leaves the line.
 func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
-	b.held.tenure = tenure{}
+	b.held.drawn = drawn{}
 	b.held.verdict.Delay = delay
 	d := b.cfg.Describe()
 	d.Delay, d.Since = delay, time.Now()

@@ -67,8 +67,8 @@ func config(t *testing.T, dsn string, claim lock.Claim) lock.Config {
 		Session: session.Config{
 			Database: database, Lease: lease, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test@here",
 		},
-		Private:     true, // otherwise first tries would wait, since the servers are new; nothing else depends on it
-		Description: describe.Description{Host: "here"},
+		PrivateServer: true, // otherwise first tries would wait, since the servers are new; nothing else depends on it
+		Description:   describe.Description{Host: "here"},
 	}
 }
 
@@ -231,7 +231,7 @@ WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1 AND objid <> 42949
 			// A waiter's requests are a try, and LISTEN with a ticket and, after the marks, a look.
 			// Between two of these queries the session is idle for an instant.
 			looked := strings.Contains(text, "MATERIALIZED") || strings.Contains(text, "pg_advisory_unlock")
-			if d, ok := describe.Parse(text); ok && (d.Beat == 2 && looked || d.Beat > 2) {
+			if d, ok := describe.Parse(text); ok && (d.Request == 2 && looked || d.Request > 2) {
 				settled++
 			}
 		}

@@ -71,7 +71,7 @@ func isListed(l advisory.Lock, row []string) bool {
 // the role's default is: hence 'local'.
 func (b *Bid) drawQuery(locks []advisory.Lock, columns ...string) string {
 	started := "NULL"
-	if b.startsWithToken(locks) {
+	if b.drawStartsRun(locks) {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
 		started = "(SELECT " + b.cfg.ledgerRun().StartSQL(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
 	}
@@ -116,7 +116,7 @@ func (b *Bid) noteDrawn(rows session.Rows) error {
 		return session.NotPostgreSQL()
 	}
 	row := rows[0] // the others say the same
-	b.held.tenure = tenure{listened: row[drawnListens] == "t"}
+	b.held.drawn = drawn{listened: row[drawnListens] == "t"}
 	if row[drawnStarted] == ledger.Started {
 		b.held.owed = b.held.Locks
 	}

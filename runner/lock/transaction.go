@@ -13,7 +13,7 @@ import (
 
 // With --transaction the locks belong to a transaction and not to a session, so that a pooler can
 // serve them: it leaves a connection to its client for as long as a transaction lasts. There is no
-// line, and no announcement. A second session draws the token (second.go).
+// line, and no announcement. A second session draws the token (token_second.go).
 //
 // The server need not start a process, which saves it 3.5 to 6 ms of processor time. Through
 // PgBouncer a run that is refused takes 0.59 to 0.66 times as long as directly, and another, with

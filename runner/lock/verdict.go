@@ -63,18 +63,18 @@ func (b *Bid) askRoles(ctx context.Context) error {
 	return nil
 }
 
-// verdict says how long a granted lock has to be held before the command may start.
+// verdictOn says how long a granted lock has to be held before the command may start.
 //
 // A bid that gets the lock at the first try starts at once, unless the server came up less than a
 // lock-delay ago, or the bid has heard something of the lock. A bid that has waited, in this
 // session or in one that was lost, goes by what it has heard, which may be nothing.
-func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
+func (b *Bid) verdictOn(id lockkey.ID) evidence.Verdict {
 	e := b.evidence[id]
 	switch {
 	case e != nil && e.State() != evidence.Quiet:
 		return e.Verdict()
 	case b.contested[id]:
-		return evidence.None(b.cfg.LockDelay, b.cfg.Session.Lease)
+		return evidence.WithoutEvidence(b.cfg.LockDelay, b.cfg.Session.Lease)
 	}
 	return evidence.Verdict{Delay: b.firstTryDelay(b.cfg.LockDelay)}
 }
@@ -89,7 +89,7 @@ func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
 func (b *Bid) firstTryDelay(lockDelay time.Duration) time.Duration {
 	followed, promoted := b.s.FollowedFor()
 	switch {
-	case b.cfg.Private:
+	case b.cfg.PrivateServer:
 		return 0
 	case promoted && followed < lockDelay:
 		return lockDelay
@@ -101,7 +101,7 @@ func (b *Bid) firstTryDelay(lockDelay time.Duration) time.Duration {
 func (b *Bid) verdictOnAll(locks []advisory.Lock) evidence.Verdict {
 	all := evidence.Verdict{CoversEarlier: true}
 	for _, l := range locks {
-		all = all.And(b.verdict(l.ID))
+		all = all.And(b.verdictOn(l.ID))
 	}
 	return all
 }

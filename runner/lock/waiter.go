@@ -241,7 +241,7 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	answers, err := w.s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
 		// If the ledger failed, Settle finds out more.
-		if !draws || !w.startsWithToken(locks) || answeredError(err) == nil || len(answers[0]) == 0 {
+		if !draws || !w.drawStartsRun(locks) || answeredError(err) == nil || len(answers[0]) == 0 {
 			return false, w.cfg.rejected(err)
 		}
 		draws = false
@@ -277,7 +277,7 @@ func (w *waiter) burstQuery(first int) string {
 // for, or the ledger says what there is.
 func (w *waiter) mayDrawWithTry() bool {
 	locks := w.cfg.Claim.locks()
-	return w.cfg.drawsWithTry() && (w.verdictOnAll(locks).Delay == 0 || w.startsWithToken(locks))
+	return w.cfg.drawsWithTry() && (w.verdictOnAll(locks).Delay == 0 || w.drawStartsRun(locks))
 }
 
 // poll waits where there is no line: in a transaction.

@@ -283,9 +283,9 @@ func (v Verdict) And(other Verdict) Verdict {
 	return Verdict{Delay: max(v.Delay, other.Delay), CoversEarlier: v.CoversEarlier && other.CoversEarlier}
 }
 
-// None is the verdict of a waiter that knows nothing. A lock-delay that is shorter than a command
+// WithoutEvidence is the verdict of a waiter that knows nothing. A lock-delay that is shorter than a command
 // may live covers no earlier one.
-func None(lockDelay, lease time.Duration) Verdict {
+func WithoutEvidence(lockDelay, lease time.Duration) Verdict {
 	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay >= leasetime.DeadAfter(lease, 0)}
 }
 
@@ -314,9 +314,9 @@ func (e *Evidence) Verdict() Verdict {
 	case e.state() == Ended:
 		return Verdict{CoversEarlier: e.last.coversEarlier}
 	case e.lockDelay == 0:
-		return None(0, e.lease)
+		return WithoutEvidence(0, e.lease)
 	}
-	v := None(e.lockDelay, e.lease)
+	v := WithoutEvidence(e.lockDelay, e.lease)
 	for _, s := range e.starts {
 		v.Delay = max(v.Delay, e.delayFor(s))
 	}

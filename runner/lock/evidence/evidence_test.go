@@ -172,7 +172,7 @@ func TestStates(t *testing.T) {
 // TestShortDelay: a waiter that waits for less than a command may live covers no earlier one.
 func TestShortDelay(t *testing.T) {
 	for delay, covers := range map[time.Duration]bool{0: false, time.Second: false, testDelay - 1: false, testDelay: true, testLease: true} {
-		if got := None(delay, testLease); got != (Verdict{delay, covers}) {
+		if got := WithoutEvidence(delay, testLease); got != (Verdict{delay, covers}) {
 			t.Errorf("nothing is known: %+v after %v", got, delay)
 		}
 		h := marked(t, New(delay, testLease, false))
