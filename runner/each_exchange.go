@@ -39,7 +39,7 @@ func (e *each) doExchange(parts []exchangePart) {
 	for _, p := range parts {
 		if p.last != nil {
 			x.Ended = append(x.Ended, p.last.held)
-			x.Said = append(x.Said, e.said(p.last))
+			x.Ends = append(x.Ends, e.endOf(p.last))
 		}
 		if p.next != nil {
 			x.Next = append(x.Next, p.next.bid)
@@ -88,9 +88,14 @@ func (w *worker) exchange(ctx context.Context, last, next *job) (granted bool, e
 // releaseAlone releases the lock of a command that has ended, outside an exchange.
 func (e *each) releaseAlone(ctx context.Context, last *job) {
 	if !e.cfg.Lock.Session.Transaction {
-		// If Tell fails, the session is lost, or at worst somebody else runs the item
+		// If that fails, the session is lost, or at worst somebody else runs the item
 		// again.
-		_ = lock.Tell(context.WithoutCancel(ctx), last.session, e.said(last))
+		_ = e.endOf(last).Tell(context.WithoutCancel(ctx), last.session)
 	}
 	last.run.release()
+}
+
+// endOf is what the other workers on the list are told of a command that has ended.
+func (e *each) endOf(last *job) lock.ItemEnd {
+	return lock.ItemEnd{List: e.cfg.List, Item: last.ID, OK: last.ok}
 }

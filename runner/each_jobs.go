@@ -205,7 +205,7 @@ func (e *each) openSession(ctx context.Context) (*session.Session, error) {
 		if e.cfg.Lock.Session.Transaction {
 			return nil
 		}
-		return listenToList(ctx, s, e.cfg.List, e.hear)
+		return lock.ListenToList(ctx, s, e.cfg.List, e.hear)
 	})
 	if err != nil {
 		return nil, err

@@ -33,7 +33,6 @@ unstarted           a session that is lost before the command starts
 each                lists
 each_delay          what a list's session shows while an item waits
 each_exchange       a lock that was tried for when its list ended
-each_news           what workers on one list tell each other
 each_alive          what a list tells the watchdog
 harness             for all tests
 `

@@ -1,7 +1,6 @@
 package lock
 
 import (
-	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -10,7 +9,6 @@ import (
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock/evidence"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // Holders and guards announce what becomes of a lock by NOTIFY, on a channel of its own. This file
@@ -49,12 +47,6 @@ const asyncCommitSQL = "pg_catalog.set_config('synchronous_commit', 'off', true)
 // notifyQuery is a query that announces a payload on a channel.
 func notifyQuery(channel, payload string) string {
 	return "SELECT " + asyncCommitSQL + ", " + notifySQL(channel, payload)
-}
-
-// Tell announces something on a channel.
-func Tell(ctx context.Context, s *session.Session, what Said) error {
-	_, err := s.Query(ctx, notifyQuery(what.Channel, "'"+what.Payload+"'"))
-	return err
 }
 
 // listenersSQL is an SQL condition for the sessions that listen to announcements about any of these

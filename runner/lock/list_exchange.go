@@ -19,13 +19,10 @@ import (
 // the one that frees the locks, and starts, with their token, only for locks that the
 // session has by then.
 type Exchange struct {
-	Ended []*Held // for each, MayExchange is true
-	Said  []Said  // announcements beside the ends
-	Next  []*Bid  // for each, MayExchange is true
+	Ended []*Held   // for each, MayExchange is true
+	Ends  []ItemEnd // of their commands
+	Next  []*Bid    // for each, MayExchange is true
 }
-
-// Said is an announcement on a channel. Neither field may contain quotes.
-type Said struct{ Channel, Payload string }
 
 // MayExchange says whether the locks can be released in an Exchange: the ledger has nothing to
 // note, and the announcement is for all listeners and prefers none of them.
@@ -119,8 +116,8 @@ func (x Exchange) wordsQuery() (query []string) {
 		return nil
 	}
 	columns := []string{asyncCommitSQL}
-	for _, said := range x.Said {
-		columns = append(columns, notifySQL(said.Channel, "'"+said.Payload+"'"))
+	for _, end := range x.Ends {
+		columns = append(columns, end.notifySQL())
 	}
 	for _, h := range x.Ended {
 		columns = append(columns, notifySQL(evidence.Channel(h.Locks[0].ID), h.endPayloadSQL(evidence.Clean, endPositionSQL)))

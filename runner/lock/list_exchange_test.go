@@ -48,7 +48,7 @@ func TestExchange(t *testing.T) {
 	foreign := plain(t, server.DSN("postgres"), "SELECT pg_advisory_lock(13)")
 	hearer := openOnly(t, cfg)
 	var said []string // by the session's reader, before each answer
-	for _, channel := range []string{"list", "pglead.1.11", "pglead.1.12", "pglead.1.13"} {
+	for _, channel := range []string{"pglead.1.each.1", "pglead.1.11", "pglead.1.12", "pglead.1.13"} {
 		hearer.OnNotify(channel, func(_ uint32, payload string) { said = append(said, channel+": "+payload) })
 		if _, err := hearer.Query(t.Context(), `LISTEN "`+channel+`"`); err != nil {
 			t.Fatal(err)
@@ -66,7 +66,7 @@ func TestExchange(t *testing.T) {
 	}
 
 	four := bid(14)
-	do(lock.Exchange{Ended: []*lock.Held{first}, Said: []lock.Said{{Channel: "list", Payload: "11 ok"}}, Next: []*lock.Bid{four}})
+	do(lock.Exchange{Ended: []*lock.Held{first}, Ends: []lock.ItemEnd{{List: id(1), Item: id(11), OK: true}}, Next: []*lock.Bid{four}})
 	if third := settle(four); third.Token <= first.Token {
 		t.Errorf("token %d after %d", third.Token, first.Token)
 	}
@@ -76,7 +76,7 @@ func TestExchange(t *testing.T) {
 	}
 	want := []string{
 		fmt.Sprintf("pglead.1.11: started %d 6000 0", first.Token), fmt.Sprintf("pglead.1.12: started %d 6000 0", first.Token),
-		"list: 11 ok", fmt.Sprintf("pglead.1.11: clean %d 6000 0", first.Token),
+		"pglead.1.each.1: 11 ok", fmt.Sprintf("pglead.1.11: clean %d 6000 0", first.Token),
 	}
 	slices.Sort(said[:min(2, len(said))]) // of one statement's rows
 	var lsn string

@@ -66,7 +66,7 @@
 //	Held.Release         held.go       after the command
 //
 // Each of the other files is one mechanism, which its first comment explains: line_*.go those of
-// the line, ledger_*.go those of a ledger, and list_exchange.go that of pglead each.
+// the line, ledger_*.go those of a ledger, and list_*.go those of pglead each.
 //
 // The ways to hold a lock (slots, readers, a quorum, ...) and what differs in each are in modes.go.
 //

@@ -1,4 +1,4 @@
-package runner
+package lock_test
 
 import (
 	"errors"
@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -17,36 +16,28 @@ import (
 // its own, nor what is no end, nor those of another list.
 func TestListenToList(t *testing.T) {
 	t.Parallel()
-	locking := lockOn(t, testserver.Start(t, nil))
-	open := func() *session.Session {
-		s, err := session.Open(t.Context(), locking.Session)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(s.Close)
-		return s
-	}
-	hearer, other := open(), open()
-	list, item := lockkey.ID{Number: 1}, lockkey.ID{Number: -7}
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), lock.Claim{})
+	hearer, other := openOnly(t, cfg), openOnly(t, cfg)
+	list, item := id(1), id(-7)
 	var heard []string // by the session's reader, before each answer
-	if err := listenToList(t.Context(), hearer, list, func(item lockkey.ID, ok bool) {
+	if err := lock.ListenToList(t.Context(), hearer, list, func(item lockkey.ID, ok bool) {
 		heard = append(heard, fmt.Sprint(item, " ", ok))
 	}); err != nil {
 		t.Fatal(err)
 	}
-	var said []lock.Said
 	for _, payload := range []string{"7 ok", "7 failed", "7 ok more", "", "7", "7 maybe", "ok 7", "8 ok"} {
-		said = append(said, lock.Said{Channel: "pglead.1.each.1", Payload: payload})
+		if _, err := other.Query(t.Context(), "SELECT pg_notify('pglead.1.each.1', '"+payload+"')"); err != nil {
+			t.Fatal(err)
+		}
 	}
-	said = append(said, saidOfItem(lockkey.ID{Number: 2}, item, true),
-		saidOfItem(list, item, true), saidOfItem(list, item, false))
-	for _, what := range said {
-		if err := lock.Tell(t.Context(), other, what); err != nil {
+	for _, end := range []lock.ItemEnd{{id(2), item, true}, {list, item, true}, {list, item, false}} {
+		if err := end.Tell(t.Context(), other); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// The answer to the hearer's own request comes after all that was announced before.
-	if err := lock.Tell(t.Context(), hearer, saidOfItem(list, lockkey.ID{Number: 9}, true)); err != nil {
+	if err := (lock.ItemEnd{List: list, Item: id(9), OK: true}).Tell(t.Context(), hearer); err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{"7 true", "7 false", "7 true", "8 true", "-7 true", "-7 false"}; !slices.Equal(heard, want) {
@@ -58,16 +49,11 @@ func TestListenToList(t *testing.T) {
 // which the list tries again, or exits with a status that says what is wrong.
 func TestRejectedListen(t *testing.T) {
 	t.Parallel()
-	server := testserver.Start(t, nil)
-	s, err := session.Open(t.Context(), lockOn(t, server).Session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openOnly(t, config(t, start(t, nil).DSN("postgres"), lock.Claim{}))
 	if _, err := s.Query(t.Context(), "BEGIN", "SELECT 1/0"); err == nil {
 		t.Fatal("the transaction goes on")
 	}
-	err = listenToList(t.Context(), s, id(1), nil)
+	err := lock.ListenToList(t.Context(), s, id(1), nil)
 	if e := (*session.Error)(nil); !errors.As(err, &e) || !strings.HasPrefix(err.Error(), "listen for what others on the list run: current transaction is aborted") {
 		t.Errorf("%v", err)
 	}
