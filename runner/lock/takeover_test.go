@@ -3,10 +3,12 @@ package lock_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
 )
@@ -105,6 +107,34 @@ func TestForcedEnd(t *testing.T) {
 			t.Errorf("started %v after the end, with a lock-delay of %v", d, cfg.LockDelay)
 		}
 	})
+}
+
+// TestLongerLease: a waiter whose lease is shorter than the holder's waits for as long as the
+// holder's command may live, and not only for its own lease, unless the holder is of another role.
+func TestLongerLease(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	holders, waiters := as(t, server, "holders"), as(t, server, "waiters")
+	query(t, server, "GRANT pg_read_all_stats TO waiters") // so that it sees the holder's lease
+	for number, by := range []string{holders, waiters} {
+		cfg := config(t, holders, exclusive(int64(number)))
+		cfg.LockDelay = time.Second
+		h := acquire(t, leased(cfg, 4*lease))
+		cfg.Session.Database = config(t, by, cfg.Claim).Session.Database
+		next := contend(t, cfg)
+		inLine(t, server, id(int64(number)), 1)
+		tear(t, server, h)
+		holdsAndWaits(t, next)
+		next.stop()
+		<-next.done
+		most := leasetime.DeadAfter(4*lease, 0)
+		if by == waiters {
+			most = lease
+		}
+		if said, want := next.texts[len(next.texts)-1], fmt.Sprintf("the command starts within %v", most); !strings.HasSuffix(said, want) {
+			t.Errorf("by %s it says %q, want %q", by, said, want)
+		}
+	}
 }
 
 // stays makes sure that a contender goes on waiting for a while.

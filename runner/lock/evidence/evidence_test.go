@@ -201,7 +201,10 @@ func TestDelays(t *testing.T) {
 	h.says(holder, Started, 5, func(a *Announcement) { a.LostGrace = 8 * time.Second })
 	h.wants("one that was seen has a lost-grace", leasetime.DeadAfter(testLease, 0)+8*time.Second, true)
 	h.says(holder, Started, 5, func(a *Announcement) { a.Lease = LongestAnnounced })
-	h.wants("it says a long lease, which is no longer than the waiter's own", testLease, true)
+	h.wants("it says a long lease, but is of another role", testLease, true)
+	h.looks(holds(second, ours, 6))
+	h.says(second, Started, 6, func(a *Announcement) { a.Lease, a.LostGrace = 3*testLease, time.Second })
+	h.wants("one of the waiter's role has a longer lease", leasetime.DeadAfter(3*testLease, time.Second), true)
 
 	none := marked(t, New(0, testLease, false))
 	none.looks(holds(holder, theirs, 5))

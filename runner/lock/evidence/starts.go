@@ -32,14 +32,18 @@ const (
 )
 
 // delayFor is how long the waiter has to hold the lock because of a start: as long as the holder's
-// settings require, but no longer than the waiter's lease. The lease is the same on all nodes, and
-// no command outlives nine tenths of it, whatever its lost-grace is. An unconfirmed start adds
-// nothing to the waiter's own delay.
+// settings require. But another role's holder is waited for no longer than the waiter's lease: the
+// lease is the same on all nodes, no command outlives nine tenths of it, and whoever has the lock
+// for a moment should not keep others from it for a day. An unconfirmed start adds nothing to the
+// waiter's own delay.
 func (e *Evidence) delayFor(s knownStart) time.Duration {
-	if e.isConfirmed(s) {
-		return min(s.outlives, e.lease)
+	switch {
+	case !e.isConfirmed(s):
+		return 0
+	case s.kind == ofTooMany, e.hasOwnRole(s.pid): // the former is the longest of several such delays
+		return s.outlives
 	}
-	return 0
+	return min(s.outlives, e.lease)
 }
 
 // deadAfter is how long a command can outlive its lock, by its holder's own settings.
