@@ -71,6 +71,9 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	if held.owed != nil && len(l.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
+		// What it has begun is stopped: otherwise the next start would make it a
+		// lost run.
+		_, _ = l.bid.s.Query(ctx, held.finishQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
 		l.proof.Closes[0] = max(l.proof.Closes[0], held.Token)
 		held.drawn = drawn{}
 		l.noteEvidence()
