@@ -179,6 +179,33 @@ func TestLastWord(t *testing.T) {
 	})
 }
 
+// TestGuardIsAhead: the guard may know of an earlier deadline than the session, and then releases
+// the lock a little before the latter. The server's answer to that hides no cause: here it is the
+// standbys' silence.
+func TestGuardIsAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, second := newSilent(t), newSilent(t)
+		s.dependOn(second.Session)
+		s.StartHeartbeat()
+		go func() {
+			for _, err := second.server.Receive(); err == nil; _, err = second.server.Receive() {
+			}
+		}()
+		for range 2 {
+			s.answer(t, 0)
+		}
+		time.Sleep(leasetime.HolderShare(testLease) - 100*time.Millisecond - s.at())
+		s.server.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+		if err := s.server.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		<-s.Lost()
+		if err := s.Err(); !errors.Is(err, ErrUnconfirmed) || !errors.Is(err, ErrSilent) {
+			t.Errorf("lost: %v", err)
+		}
+	})
+}
+
 // TestSuspend: a clock that jumps, as if the machine had been suspended for a night, ends the
 // session at the next opportunity, though the timers have not run out.
 func TestSuspend(t *testing.T) {

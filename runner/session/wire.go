@@ -322,10 +322,10 @@ func (s *Session) noteError(rt *roundTrip, pgErr *pgconn.PgError) {
 func (s *Session) ready(rt *roundTrip, txStatus byte) {
 	switch {
 	case rt == nil:
-		// Once the lease of a stopped pglead is over, its guard writes to this socket, too, and
-		// this is the answer to that.
+		// Once the lease is over, the guard writes to this socket, too, and this is the answer. It
+		// may come before the deadline: the guard is not told of one that is only a little later.
 		if !s.ExpireIfDue() {
-			s.fail(errors.New("the server answered a question that nobody asked"))
+			s.fail(s.broken(errors.New("the server answered a question that nobody asked")))
 		}
 	case s.holding.Load() && txStatus != 'T' && (txStatus != 'E' || rt.left == 1): // an error has ended it, which frees its locks; see inSavepoint
 		s.fail(transactionOver{rt.pgError()})
