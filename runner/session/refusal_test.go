@@ -177,4 +177,8 @@ func TestAttemptHints(t *testing.T) {
 			t.Errorf("%v: %q, kind %d, hint %q", tt.err, text, kind, hint)
 		}
 	}
+	text, kind, hint := describeAttempt(errors.New("server protocol version too low: %!w(<nil>)"), &pgconn.Config{Host: "db"})
+	if text != "the server's protocol is older than min_protocol_version" || kind != Denied || hint != "PostgreSQL has 3.2 from version 18 on" {
+		t.Errorf("an old protocol: %q, kind %d, hint %q", text, kind, hint)
+	}
 }
