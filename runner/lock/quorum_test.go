@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -248,6 +249,29 @@ func TestQuorumInTransaction(t *testing.T) {
 	}
 	remove()
 	remove = func() {}
+}
+
+// TestQuorumAfterPolling: a waiter in a transaction has no use for its second session, for longer
+// than a holder's share. It keeps the lock that it then gets.
+func TestQuorumAfterPolling(t *testing.T) {
+	t.Parallel()
+	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
+	_, remove, err := primary.Standby(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	cfg := withQuorum(inTransaction(config(t, primary.DSN("postgres"), exclusive(7))))
+	cfg.LockDelay = 0
+	h := acquire(t, cfg)
+	waiter := contend(t, cfg)
+	eventually(t, "it waits", func() bool { return slices.Contains(waiter.said(), "waiting") })
+	time.Sleep(leasetime.HolderShare(cfg.Session.Lease)) // in this time a session without a heartbeat would expire
+	release(t, h)
+	release(t, waiter.held(t))
+	if said := waiter.said(); !slices.Equal(said, []string{"waiting"}) {
+		t.Errorf("it said %v: %q", said, waiter.texts)
+	}
 }
 
 // TestQuorumThroughMovedPooler: a pooler leads to another server by now, whose standbys confirm

@@ -146,6 +146,9 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 	if err != nil {
 		return nil, err
 	}
+	if err := second.freshen(ctx); err != nil {
+		return nil, s.SecondError(err)
+	}
 	second.SetServerIdentity(s.ServerIdentity())
 	s.dependOn(second)
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*leasetime.BeatEvery(s.cfg.Lease), s.noQuorum())
@@ -161,6 +164,16 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 			return nil, s.SecondError(context.Cause(bounded))
 		}
 	}
+}
+
+// freshen asks a session without a heartbeat for a sign of life, if the last one is old: a waiter
+// through a pooler doesn't need its second session for as long as it waits. Otherwise the heartbeat
+// would begin with a deadline that has passed.
+func (s *Session) freshen(ctx context.Context) error {
+	if s.beats() || s.clock.now().Sub(s.lastHeard()) < leasetime.BeatEvery(s.cfg.Lease) {
+		return nil
+	}
+	return s.Ping(ctx)
 }
 
 // Second returns the second session, which is at the address of this one. It opens that session at
