@@ -28,16 +28,22 @@ func read(t *testing.T, page string) string {
 	return string(text)
 }
 
-// rows returns the cells of the rows of the tables under a heading of a page.
-func rows(t *testing.T, page, heading string) [][]string {
+// section returns what a page has under a heading.
+func section(t *testing.T, page, heading string) string {
 	t.Helper()
-	_, section, found := strings.Cut(read(t, page), "\n## "+heading+"\n")
+	_, text, found := strings.Cut(read(t, page), "\n## "+heading+"\n")
 	if !found {
 		t.Fatalf("%s has no section %q", page, heading)
 	}
-	section, _, _ = strings.Cut(section, "\n## ")
+	text, _, _ = strings.Cut(text, "\n## ")
+	return text
+}
+
+// rows returns the cells of the rows of the tables under a heading of a page.
+func rows(t *testing.T, page, heading string) [][]string {
+	t.Helper()
 	var table [][]string
-	for line := range strings.Lines(section) {
+	for line := range strings.Lines(section(t, page, heading)) {
 		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| flag") || strings.HasPrefix(line, "| code") {
 			continue
 		}
@@ -51,22 +57,33 @@ func rows(t *testing.T, page, heading string) [][]string {
 	return table
 }
 
-// TestReadmeRows: a row of README's tables is one of the reference, which says more.
+// TestReadmeRows: a row of README's table of flags is one of the reference, which says more.
 func TestReadmeRows(t *testing.T) {
-	for _, heading := range []string{"Flags", "Exit status"} {
-		whole := map[string][]string{}
-		for _, row := range rows(t, reference, heading) {
-			whole[row[0]] = row
+	whole := map[string][]string{}
+	for _, row := range rows(t, reference, "Flags") {
+		whole[row[0]] = row
+	}
+	short := rows(t, readme, "Flags")
+	if len(short) < 5 {
+		t.Errorf("README has %d flags", len(short))
+	}
+	for _, row := range short {
+		same := slices.EqualFunc(row, whole[row[0]], func(begins, text string) bool { return strings.HasPrefix(text, begins) })
+		if !same {
+			t.Errorf("README has %q, and the reference %q", row, whole[row[0]])
 		}
-		short := rows(t, readme, heading)
-		if len(short) < 5 {
-			t.Errorf("README has %d rows under %s", len(short), heading)
-		}
-		for _, row := range short {
-			same := slices.EqualFunc(row, whole[row[0]], func(begins, text string) bool { return strings.HasPrefix(text, begins) })
-			if !same {
-				t.Errorf("README has %q, and the reference %q", row, whole[row[0]])
-			}
+	}
+}
+
+// TestReadmeExitStatus: the reference has each exit status that README names.
+func TestReadmeExitStatus(t *testing.T) {
+	named := regexp.MustCompile(`\b[0-9]{2,3}\b`).FindAllString(section(t, readme, "Exit status"), -1)
+	if len(named) < 3 {
+		t.Errorf("README has the exit statuses %v", named)
+	}
+	for _, code := range named {
+		if !slices.ContainsFunc(rows(t, reference, "Exit status"), func(row []string) bool { return row[0] == code }) {
+			t.Errorf("README has the exit status %s, and the reference has not", code)
 		}
 	}
 }
