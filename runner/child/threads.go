@@ -8,9 +8,8 @@ import (
 // threadsKept is how many idle threads reserveThreads leaves to Go's runtime. While this process
 // ends a tree in a dead guard's place, up to three of its threads are in a system call: one waits
 // for the server, one reads /proc, one writes to the log. Go's runtime wants one more at hand, and
-// takes another for each thread that is just about to sleep. In 150 trials with the guard killed at
-// the limit, pglead died 23 times with one thread kept, 3 times with two, and never with three or
-// more.
+// takes another for each thread that is just about to sleep. With fewer than three kept, pglead
+// sometimes died of the limit (testdata/bench/README.md).
 //
 // Until the command runs, pglead, guard and command together need up to 30 processes and threads.
 // With fewer pglead may crash before that: 20 were sometimes too few on a busy machine.

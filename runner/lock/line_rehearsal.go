@@ -20,10 +20,10 @@ func (h *Held) endRehearsalQuery() (query []string) {
 }
 
 // turnRehearsalQueries are, for one of the first in line, a burst without a try, a draw that finds
-// no lock (medians of 300 logins in turns: 0.15 and 0.3 ms less for what follows) and, with a
-// ledger, a start without a token, which starts nothing. The text is the same at all places in
-// line, so that it is one entry in pg_stat_statements. While brief tenures follow each other there
-// is no watch, and nobody makes them: the server would have to do them between two commands.
+// no lock and, with a ledger, a start without a token, which starts nothing. The text is the same
+// at all places in line, so that it is one entry in pg_stat_statements. While brief tenures follow
+// each other there is no watch, and nobody makes them: the server would have to do them between two
+// commands.
 func (w *waiter) turnRehearsalQueries() (queries []string) {
 	locks := w.cfg.Claim.locks()
 	if w.cfg.drawsWithTry() {
