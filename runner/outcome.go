@@ -92,7 +92,8 @@ func mayHaveRun(err error) bool {
 // before the command has ended.
 type Asked uint8
 
-// The members of Asked.
+// ByTimeout decides how the run counts, whoever else has asked. With the others it counts as
+// stopped, and of these only BySignal always ends lead.
 const (
 	ByTimeout  Asked = 1 << iota
 	BySignal         // this process was asked to end

@@ -1,5 +1,6 @@
-// Package leasetime has the times that follow from the length of a lease. All of them count from
-// the moment at which a holder sent its last request that the server answered:
+// Package leasetime has the times that follow from the length of a lease. All of this picture but a
+// waiter's heartbeat counts from the moment at which a holder sent its last request that the server
+// answered:
 //
 //	0        1/5       1/3               3/5   2/3           9/10   1
 //	├─────────┼─────────┼─────────────────┼─────┼──────────────┼─────┤

@@ -15,7 +15,8 @@ import (
 // Mode says whether a run uses a ledger.
 type Mode string
 
-// The modes.
+// They differ for a run that can't use a ledger: with Require it fails, and with Auto it goes on
+// without one, unless it has a Tick.
 const (
 	Auto    Mode = "auto" // if there is one, and the role has USAGE
 	Require Mode = "require"

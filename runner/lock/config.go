@@ -21,9 +21,9 @@ type Config struct {
 	// token. Other workers on the list come back for a lock without standing in line, so starts and
 	// clean ends are announced even if nobody stands there.
 	OfList bool
-	// Show, unless it is nil, is called in place of Session.SetComment. It is for a list, whose
-	// session describes itself for all of its bids. delay is how long this bid holds its lock
-	// before its command may start; it is 0 once the command may start.
+	// Show replaces Session.SetComment for a list, whose one session has many bids. delay is how
+	// long this bid holds its lock before its command may start; it is 0 once the command may
+	// start.
 	Show func(delay time.Duration)
 
 	// Description is what sessions say of the run and its host. Describe adds the settings, and a

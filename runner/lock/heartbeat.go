@@ -8,9 +8,10 @@ import (
 // A session has one heartbeat. What it asks depends on what the session is:
 //
 //	rank 1 to 3       what the holder's latest request is (startWatch)
-//	others            nothing (beatPlainly), if they listen; so do those, if the holder shows none
+//	others            nothing (beatPlainly). Ranks 1 to 3 ask nothing either if the holder's
+//	                  requests have no numbers
 //	dormant           whether somebody calls (goDormant)
-//	held in a delay   nothing; if it was dormant, still whether somebody calls
+//	in a delay        as before, but without the watch
 //	holder            whether somebody asks it to step down (watchForStepDown)
 //	list              which of its items somebody asks to step down (WatchListForStepDown); nothing while
 //	                  none has run for long

@@ -125,8 +125,8 @@ func (w *waiter) knowsLess(found *look) bool {
 	return listening > 0 && (e == nil || e.Verdict().Delay > 0)
 }
 
-// duties does the duties of this place in line: the first keeps newcomers out, and the others
-// make room. All call the dormant waiters if few listen, and the first few watch the holder.
+// duties: the first keeps newcomers out, the others make room, all call the dormant waiters if few
+// listen, and the first few watch the holder.
 func (w *waiter) duties(ctx context.Context, found *look) error {
 	keepOrder := w.takeGate
 	if w.turn.rank > 1 {

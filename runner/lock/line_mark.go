@@ -122,8 +122,8 @@ func (b *Bid) freeCommonSQL() (columns []string) {
 // follow takes the arrival lock in the same expression, and the waiter frees it once it listens. A
 // holder that is done waits for that, if nobody listened when its token was drawn. This is for
 // speed: the promise does not depend on it. A run that arrives just after a brief command's end may
-// still wait for the lock-delay: of 200 pairs of `true` 3 did, and without the arrival lock 12 of
-// 50. With a ledger only runs that came together during a pause do.
+// still wait for the lock-delay: 3 of 200 pairs of `true` did; without the arrival lock it was 12
+// of 50. With a ledger only runs that came together during a pause do.
 
 // arrivedQuery is the query that frees the arrival lock, if the bid has it.
 func (b *Bid) arrivedQuery() (query []string) {

@@ -26,7 +26,7 @@ import (
 //	                                          lookAtOnce, and try as before
 //	clean, dead or left is heard              a try after delay: a burst, if this waiter       decide
 //	                                          is the first, or is named
-//	a call                                    a look at once                                   wait
+//	a call                                    a look at once                                   standInLine
 //	the watch: the holder is silent, or       a look at once                                   lookOrTry
 //	does something else
 //	the watch: the lock is free               a look at once; the first tries at once, unless  lookOrTry

@@ -13,8 +13,8 @@ package lock
 //	                         nobody watches the holders                      watchHolder
 //	shared (Claim.Shared)    readers may share a ticket                      ticketQuery
 //	                         nobody watches the holders                      watchHolder
-//	                         a reader's end says nothing of other readers,   Held.wordQuery,
-//	                         nor does its name show it                       Held.releaseParts
+//	                         a reader announces left, not clean, and its     Held.wordQuery,
+//	                         name does not show its end                      Held.releaseParts
 //	                         nobody announces a reader's death               Held.deathMatters
 //	                         nobody calls the dormant waiters                followers
 //	                         a reader that comes back ends no former session endGhostQuery

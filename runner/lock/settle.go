@@ -15,7 +15,7 @@ import (
 //
 // A command starts only if all of this holds:
 //
-//	                                  who finds out, without a ledger in this order
+//	                                  who finds out, in this order (a ledger changes it: see below)
 //	the server is fit for it          the login (package session, login.go)
 //	the claim is complete             Bid.Complete
 //	the delay is known                Bid.verdictOn, with each lock that is granted: by what was heard

@@ -212,7 +212,7 @@ func (s *Session) unanswered() bool {
 // connection down before this process has noticed the deadline. Then the cause of the loss is the
 // silence before.
 //
-// A session without a heartbeat has no deadline: it may be idle for any time.
+// Nothing here ends a session without a heartbeat for being silent.
 func (s *Session) broken(cause error) error {
 	if s.beats() && s.clock.now() >= s.Deadline().Add(-s.cfg.Lease/10) {
 		return s.silence()

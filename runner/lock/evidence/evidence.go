@@ -43,9 +43,10 @@ const (
 // server ends its silent session. (If another program takes the lock and frees it between two
 // looks, nobody notices.)
 //
-// Quiet, and a word that closes all: no start is open then, so two kinds of clean do so. One is that
-// of a session that is later seen to hold the lock: the word arrived before the look. The other is
-// that of a session that had the lock after the waiter's mark was taken (fromHolder).
+// Quiet, and a word that closes all: with no start open there is nothing to close. Even so two
+// kinds of clean make the state ended: that of a session that is later seen to hold the lock, since
+// the word arrived before the look, and that of a session that had the lock after the waiter's mark
+// was taken (fromHolder).
 //
 // Before the mark: until it is taken, what would be ended counts as running. Taking it makes that
 // quiet, unless a clean end shows that it came after the mark (NoteMark).
@@ -273,8 +274,7 @@ func (e *Evidence) NoteSilence(asOf int, s Seat) {
 type Verdict struct {
 	// Delay is how long the lock is to be held before the command may start.
 	Delay time.Duration
-	// CoversEarlier: when its own command is dead, the holder may say that those of all earlier
-	// holders are dead, too.
+	// CoversEarlier: this holder's word of its end may also speak for all earlier holders.
 	CoversEarlier bool
 }
 
