@@ -116,7 +116,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	defer cfg.Stdin.Close()
 	f.warnOfRepeats(u)
 	progress := f.progress(u, items)
-	f.observe(u, &cfg.Lock, "at an item")
+	f.observe(u, &cfg, "at an item")
 	tally, err := runner.Each(runner.EachConfig{
 		Config:   cfg,
 		Items:    list.items(),

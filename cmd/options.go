@@ -167,7 +167,7 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 	}
 	warnOfSockets(u)
 	cfg.Lock.Claim = claim
-	o.observe(u, &cfg.Lock, "leading")
+	o.observe(u, &cfg, "leading")
 	return cfg, nil
 }
 

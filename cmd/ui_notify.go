@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/inspect"
-	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/visible"
 )
 
@@ -93,7 +93,7 @@ func (n *notifier) status(text string) {
 
 // observe passes on to systemd what the runner reports. It gives all times as instants, since
 // a status stays until the next one.
-func (n *notifier) observe(s *waitReport, o *lock.Observer, work string) {
+func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 	at := func(t time.Time) string { return t.Format(time.DateTime) }
 	name := func(v inspect.View) string {
 		since := v.Since
@@ -108,6 +108,7 @@ func (n *notifier) observe(s *waitReport, o *lock.Observer, work string) {
 		}
 		return text
 	}
+	o := &cfg.Lock.Observer
 	waiting, away, delayed := o.Waiting, o.Away, o.Delayed
 	o.Waiting = func(backend uint32, views []inspect.View) {
 		if waiting != nil {
@@ -128,13 +129,15 @@ func (n *notifier) observe(s *waitReport, o *lock.Observer, work string) {
 			n.status("starts at " + at(until) + ": the last holder may live on")
 		}
 	}
-	o.NextTry = func(until time.Time) { n.status("tries next at " + at(until)) }
-	o.Started = func() {
-		s.end()
-		n.status(work + " since " + at(time.Now()))
-	}
-	o.Interrupted = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // the command's end must not wait for systemd
 	o.Alive = n.alive
+	cfg.Observer = runner.Observer{
+		NextTry: func(until time.Time) { n.status("tries next at " + at(until)) },
+		Started: func() {
+			s.end()
+			n.status(work + " since " + at(time.Now()))
+		},
+		Interrupted: func() { go n.send("STOPPING=1\nSTATUS=ending the command") }, // the command's end must not wait for systemd
+	}
 }
 
 func (n *notifier) send(message string) {

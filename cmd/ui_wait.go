@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -193,11 +194,12 @@ func (s *waitReport) due() time.Duration {
 
 // observe makes the runner tell people and systemd what it is doing. work says what this
 // process does while a command runs.
-func (o *options) observe(u *ui, cfg *lock.Config, work string) {
-	s := &waitReport{u: u, cfg: cfg.Session, claim: cfg.Claim, out: outage{u: u}, began: time.Now()}
+func (o *options) observe(u *ui, cfg *runner.Config, work string) {
+	s := &waitReport{u: u, cfg: cfg.Lock.Session, claim: cfg.Lock.Claim, out: outage{u: u}, began: time.Now()}
 	s.cfg.ApplicationName = "pglead"
-	hasStatus, to := u.hasStatus(), &cfg.Observer
-	to.LongDelay, to.Started = longDelay, s.end
+	cfg.Observer.Started = s.end
+	hasStatus, to := u.hasStatus(), &cfg.Lock.Observer
+	to.LongDelay = longDelay
 	switch {
 	case hasStatus:
 		to.Beside = s.keepStatus
@@ -220,13 +222,13 @@ func (o *options) observe(u *ui, cfg *lock.Config, work string) {
 		switch {
 		case until.IsZero():
 			s.showObstacle(nil)
-		case hasStatus && len(cfg.Claim.IDs) > 0: // each has no locks here, and has its own status line
+		case hasStatus && len(cfg.Lock.Claim.IDs) > 0: // each has no locks here, and has its own status line
 			s.showObstacle(func() string {
 				return "starts in " + brief(max(0, time.Until(until))+time.Second-1) + ": the last holder may live on"
 			})
 		}
 	}
 	if n := newNotifier(u); n != nil {
-		n.observe(s, to, work)
+		n.observe(s, cfg, work)
 	}
 }

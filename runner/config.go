@@ -29,5 +29,25 @@ type Config struct {
 	// command ends earlier.
 	MinHold time.Duration
 
-	Hooks Hooks
+	Hooks    Hooks
+	Observer Observer
+}
+
+// Observer is told of the command, and of what comes before the wait for its locks; of that wait,
+// Config.Lock.Observer is told. Each of its functions may be nil, and none may block.
+type Observer struct {
+	// Started is called when the command has been started.
+	Started func()
+	// NextTry is called when this node has no lock and doesn't wait for it, with the time at which
+	// it tries next. After the loss of a lock that is at once.
+	NextTry func(at time.Time)
+	// Interrupted is called when a signal asks the command, and this process with it, to end.
+	Interrupted func()
+}
+
+// sayNextTry calls NextTry, if there is one.
+func (o Observer) sayNextTry(at time.Time) {
+	if o.NextTry != nil {
+		o.NextTry(at)
+	}
 }

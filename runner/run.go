@@ -146,7 +146,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		onLoss: func(reason error) { r.hook(hookLost, reason) },
 	}
 	r.log.Info("command started", "event", "started", "pid", c.PID())
-	if started := r.cfg.Lock.Observer.Started; started != nil {
+	if started := r.cfg.Observer.Started; started != nil {
 		started()
 	}
 	return s, nil

@@ -188,7 +188,7 @@ func (s *supervision) signalled(sig unix.Signal) {
 		return
 	}
 	s.asked |= BySignal
-	if interrupted := s.cfg.Lock.Observer.Interrupted; interrupted != nil {
+	if interrupted := s.cfg.Observer.Interrupted; interrupted != nil {
 		interrupted()
 	}
 	s.startKillAfter(s.cfg.KillAfterSignal)

@@ -8,9 +8,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Observer is told how a run goes, for people and for a supervisor of this process: here of the
-// wait for the locks, in package runner of the command. Each of its functions may be nil, and none
-// but Beside may block.
+// Observer is told of the wait for the locks, for people and for a supervisor of this process. All
+// of its fields but LongDelay are functions. Each of these may be nil, and none but Beside may
+// block.
 type Observer struct {
 	// Waiting is called when a wait begins, and about once a minute from then on, with the holders
 	// of the locks and their waiters. Each call costs one more question to the server.
@@ -29,14 +29,6 @@ type Observer struct {
 	// Alive is called with the time within which it will be called again, unless the work is stuck.
 	// While the locks are held, the caller of Acquire calls it.
 	Alive func(within time.Duration)
-
-	// Started is called when the command has been started.
-	Started func()
-	// NextTry is called when this node has no lock and doesn't wait for it, with the time at which
-	// it tries next. After the loss of a lock that is at once.
-	NextTry func(at time.Time)
-	// Interrupted is called when a signal asks the command, and this process with it, to end.
-	Interrupted func()
 }
 
 // SayAlive calls Alive, if there is one.
@@ -49,13 +41,6 @@ func (o Observer) SayAlive(within time.Duration) {
 // SayAttemptAfter calls Alive for a rest, and the attempt after it.
 func (cfg *Config) SayAttemptAfter(rest time.Duration) {
 	cfg.Observer.SayAlive(rest + cfg.AttemptMost())
-}
-
-// SayNextTry calls NextTry, if there is one.
-func (o Observer) SayNextTry(at time.Time) {
-	if o.NextTry != nil {
-		o.NextTry(at)
-	}
 }
 
 func (o Observer) away(obstacle error) {
