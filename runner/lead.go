@@ -50,6 +50,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	}
 	defer p.awaitHooks(cfg.Lock.Observer)
 	cfg.Lock.Wait, cfg.Lock.Endures = lock.Forever, true
+	p.lossLevel = lock.LevelNotice // the next line is logged only after the waiters are told, which may take a while
 	candidate := lock.NewCandidate(cfg.Lock)
 	if err := p.sleep(cfg.Config, pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err

@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync/atomic"
 	"syscall"
@@ -20,6 +21,7 @@ type process struct {
 	catching  <-chan struct{}  // is closed once signals are caught
 	hooksLeft atomic.Int32     // how many hooks run, or wait for their turn
 	lastHook  chan struct{}    // is closed when the last of them is done; nil if there was none
+	lossLevel slog.Level       // at which the loss of a lock is logged
 }
 
 // begin prepares this process for commands and signals.

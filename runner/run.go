@@ -143,7 +143,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	s := &supervision{
 		cfg: &r.cfg, log: r.log, held: r.held, command: c, terminal: terminal, began: began, started: time.Now(),
 		renewed: r.renewed, signals: r.signals, kept: r.listener.handOver(),
-		onLoss: func(reason error) { r.hook(hookLost, reason) },
+		onLoss: func(reason error) { r.hook(hookLost, reason) }, lossLevel: r.lossLevel,
 	}
 	r.log.Info("command started", "event", "started", "pid", c.PID())
 	if started := r.cfg.Observer.Started; started != nil {

@@ -15,7 +15,6 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/leasetime"
-	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -35,6 +34,8 @@ type supervision struct {
 	signals <-chan os.Signal
 	kept    []keptSignal       // signals that came while the command was being started
 	onLoss  func(reason error) // called once, when the lock is lost
+
+	lossLevel slog.Level // process.lossLevel
 
 	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
 	requests   <-chan struct{}  // to step down; nil after the first, since one is enough
@@ -171,11 +172,7 @@ func (s *supervision) lockLost() {
 
 // logLoss logs the loss of the lock, and calls the hook for that.
 func (s *supervision) logLoss(message string, reason error) {
-	level := slog.LevelInfo
-	if s.cfg.Lock.Endures { // lead logs its next line only after it has told the waiters, which may take a while
-		level = lock.LevelNotice
-	}
-	s.log.Log(context.Background(), level, message, "event", "lost", "reason", reason.Error())
+	s.log.Log(context.Background(), s.lossLevel, message, "event", "lost", "reason", reason.Error())
 	s.onLoss(reason)
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -250,7 +251,7 @@ func TestGuardAndLoss(t *testing.T) {
 			},
 		},
 		"the guard of lead alone sees it": { // which then goes on, without another word for a while
-			prepare:   func(s *scene) { s.cfg.Lock.Endures = true },
+			prepare:   func(s *scene) { s.lossLevel = lock.LevelNotice },
 			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.SocketClosed, Killed: 1})}},
 			want: expectation{
 				err:        isLost + lost(": the server closed the connection", "was killed"),
