@@ -43,7 +43,7 @@ func KillUnlisted(pid int) {
 // counts as killed.
 func ReapInKill() int {
 	g := guardProcess{commandTree: newCommandTree()}
-	g.phase = killing
+	g.tree = treeKilled
 	g.reap()
 	return int(g.report.Killed)
 }

@@ -90,9 +90,9 @@ type commandTree struct {
 	report doneReport
 
 	// The command:
-	pid       int
-	stage     stage
-	stageEnds time.Time // or zero
+	pid         int
+	command     commandState
+	leftoversAt time.Time // when endLeftovers is due, or zero
 
 	// The process whose death the guard waits for: the command, and then one of its own children
 	// (watched).
@@ -100,12 +100,12 @@ type commandTree struct {
 	pidfdOf int
 
 	// The tree:
-	phase    phase
+	tree     treeState
 	deadline boottime.Instant // the last one that was read
-	killAt   boottime.Instant // the end of the phase terminating
+	killAt   boottime.Instant // the end of the grace, in treeEnds
 
 	// Its kill, round by round (killRound):
-	killedAt           time.Time // when the phase began
+	killedAt           time.Time // when it began
 	retryAt            time.Time
 	rounds             int
 	unkillableReported bool
@@ -153,7 +153,7 @@ func (g *guardProcess) untilDead() (again bool) {
 	brief := g.firstInstants()
 	for !g.reap() {
 		brief = false
-		if g.phase == killing {
+		if g.tree == treeKilled {
 			g.killRound()
 		}
 		g.await()
@@ -202,7 +202,7 @@ func (g *guardProcess) await() {
 	if fds[3].Fd < 0 {
 		most = min(most, retryMost) // there is no pidfd, so a missed signal may be a death
 	}
-	for _, at := range []time.Time{g.stageEnds, g.retryAt} {
+	for _, at := range []time.Time{g.leftoversAt, g.retryAt} {
 		if !at.IsZero() {
 			most = min(most, time.Until(at))
 		}
@@ -222,8 +222,8 @@ func (g *guardProcess) await() {
 		_ = unix.Close(g.pidfd)
 		g.pidfd = -1
 	}
-	if !g.stageEnds.IsZero() && !time.Now().Before(g.stageEnds) {
-		g.endStage()
+	if !g.leftoversAt.IsZero() && !time.Now().Before(g.leftoversAt) {
+		g.endLeftovers()
 	}
 }
 
@@ -250,6 +250,24 @@ func (g *guardProcess) obey() {
 		g.kill(Killed)
 	case msgLost:
 		g.terminate(Killed)
+	}
+}
+
+// checkTime is called when the alarm has rung. The deadline may have moved since the
+// alarm was set.
+func (g *guardProcess) checkTime() {
+	due := g.killAt
+	if g.tree == treeRuns {
+		g.readRenewals()
+		due = g.deadline
+	}
+	switch {
+	case boottime.Now() < due:
+		_ = g.alarm.Set(due)
+	case g.tree == treeRuns:
+		g.terminate(LeaseOver)
+	default:
+		g.kill(LeaseOver)
 	}
 }
 

@@ -19,67 +19,49 @@ const (
 	leftoverTerm = 5 * time.Second
 )
 
-// phase says how far the end of the tree has come. It only goes forward. The first step notes in
-// the report why the tree ended.
+// treeState says how far the end of the tree has come. It only goes forward. The first step notes
+// in the report why the tree ended.
 //
-//	running      → terminating   the lock is lost, or may be, and there is a grace
-//	running      → killing       the same without a grace; pglead is gone, or asks for it;
-//	                             leftovers have had their time
-//	terminating  → killing       the grace is over; pglead is gone, or asks for it;
-//	                             leftovers have had their time
-//	killing                      goes on in rounds, until the whole tree is reaped
-type phase int
+//	treeRuns    → treeEnds     the lock is lost, or may be, and there is a grace
+//	treeRuns    → treeKilled   the same without a grace; pglead is gone, or asks for it;
+//	                           leftovers have had their time
+//	treeEnds    → treeKilled   the grace is over; pglead is gone, or asks for it;
+//	                           leftovers have had their time
+//	treeKilled                 goes on in rounds, until the whole tree is reaped
+type treeState int
 
 const (
-	running phase = iota
-	terminating
-	killing
+	treeRuns treeState = iota
+	treeEnds
+	treeKilled
 )
 
-// stage is what has become of the command itself, in any phase of its tree.
+// commandState is what has become of the command itself, in any state of its tree.
 //
 //	commandAlive   → commandDead     it is reaped
 //	commandDead    → leftoversTold   leftoverPatience later: what is left gets SIGTERM;
 //	                                 not with WaitForLeftovers
 //	leftoversTold                    leftoverTerm later the tree is killed
-type stage int
+type commandState int
 
 const (
-	commandAlive stage = iota
+	commandAlive commandState = iota
 	commandDead
 	leftoversTold
 )
 
-// enter begins a phase.
-func (g *guardProcess) enter(next phase, why Ending) {
-	if g.phase == running {
+// enter moves the tree on to a state.
+func (g *guardProcess) enter(next treeState, why Ending) {
+	if g.tree == treeRuns {
 		g.report.Ending = why
 	}
-	g.phase = next
-}
-
-// checkTime is called when the alarm has rung. The deadline may have moved since the
-// alarm was set.
-func (g *guardProcess) checkTime() {
-	due := g.killAt
-	if g.phase == running {
-		g.readRenewals()
-		due = g.deadline
-	}
-	switch {
-	case boottime.Now() < due:
-		_ = g.alarm.Set(due)
-	case g.phase == running:
-		g.terminate(LeaseOver)
-	default:
-		g.kill(LeaseOver)
-	}
+	g.tree = next
 }
 
 // terminate ends the tree because the lock is lost, or may be. With a grace the command
 // gets SIGTERM first, and the whole tree gets SIGKILL when the grace is over.
 func (g *guardProcess) terminate(why Ending) {
-	if g.phase != running {
+	if g.tree != treeRuns {
 		return
 	}
 	g.readRenewals()
@@ -88,14 +70,14 @@ func (g *guardProcess) terminate(why Ending) {
 		g.kill(why)
 		return
 	}
-	g.enter(terminating, why)
+	g.enter(treeEnds, why)
 	g.askToEnd()
 }
 
 // kill ends the tree at once.
 func (g *guardProcess) kill(why Ending) {
-	if g.phase != killing {
-		g.enter(killing, why)
+	if g.tree != treeKilled {
+		g.enter(treeKilled, why)
 		g.killedAt = time.Now()
 	}
 }
@@ -110,7 +92,7 @@ func (g *guardProcess) killRound() {
 		stopDescendants(nil)
 	}
 	killChildren(g.children)
-	if g.stage == commandAlive {
+	if g.command == commandAlive {
 		_ = unix.Kill(g.pid, unix.SIGKILL) // the children may be unknown, for want of descriptors
 	}
 	g.rounds++
@@ -129,7 +111,7 @@ func (g *guardProcess) askToEnd() {
 
 // signal signals the command or, if that has ended, all that it left running.
 func (g *guardProcess) signal(sig unix.Signal) {
-	if g.stage == commandAlive {
+	if g.command == commandAlive {
 		_ = unix.Kill(g.pid, sig)
 		return
 	}
@@ -156,29 +138,29 @@ func (g *guardProcess) reap() bool {
 			}
 			continue
 		}
-		if g.phase == killing && status.Signaled() { // the others exited by themselves just then
+		if g.tree == treeKilled && status.Signaled() { // the others exited by themselves just then
 			g.report.Killed++
 		}
 		if g.isCommand(pid) {
-			g.stage = commandDead
+			g.command = commandDead
 			g.report.Status = uint32(status)
-			g.stageEnds = time.Now().Add(leftoverPatience)
+			g.leftoversAt = time.Now().Add(leftoverPatience)
 		}
 	}
 }
 
 // isCommand says whether a child is the command. Once the command is reaped, another process may
 // get its number.
-func (g *guardProcess) isCommand(pid int) bool { return pid == g.pid && g.stage == commandAlive }
+func (g *guardProcess) isCommand(pid int) bool { return pid == g.pid && g.command == commandAlive }
 
-// endStage deals with processes that outlive the command. It asks the kernel whether there
+// endLeftovers deals with processes that outlive the command. It asks the kernel whether there
 // are any (reap): reading the process table takes a while, and so would miss processes
 // that fork and exit all the time.
-func (g *guardProcess) endStage() {
-	g.stageEnds = time.Time{}
+func (g *guardProcess) endLeftovers() {
+	g.leftoversAt = time.Time{}
 	switch {
-	case g.phase == killing || g.reap():
-	case g.stage == leftoversTold:
+	case g.tree == treeKilled || g.reap():
+	case g.command == leftoversTold:
 		g.kill(Exited)
 	default:
 		g.tell(msgLeftovers, []byte(cmp.Or(describe(remains(nil)), "processes that are gone before they can be named")))
@@ -186,7 +168,7 @@ func (g *guardProcess) endStage() {
 			return
 		}
 		g.askToEnd()
-		g.stage = leftoversTold
-		g.stageEnds = time.Now().Add(leftoverTerm)
+		g.command = leftoversTold
+		g.leftoversAt = time.Now().Add(leftoverTerm)
 	}
 }

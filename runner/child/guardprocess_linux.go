@@ -95,7 +95,7 @@ func closed(socket int) bool {
 // -1 without pidfds (before Linux 5.2), and if the process is dead but can't be reaped, for
 // instance because it is traced.
 func (g *guardProcess) watched() (pidfd int) {
-	if g.pidfd >= 0 || g.stage == commandAlive || g.phase == killing {
+	if g.pidfd >= 0 || g.command == commandAlive || g.tree == treeKilled {
 		return g.pidfd
 	}
 	pids := g.children()
