@@ -24,9 +24,9 @@ func Examine() []checkup.Check {
 	if runtime.GOOS != "linux" {
 		add("guard", tryGuard())
 	} else {
-		proc := examineProc()
-		add("/proc", proc)
-		if proc.Status != checkup.Fail { // otherwise the trial would wait for processes that it can't find
+		seen := examineProc()
+		add("/proc", seen)
+		if seen.Status != checkup.Fail { // otherwise the trial would wait for processes that it can't find
 			add("guard", tryGuard())
 		}
 		add("cgroup", examineCgroup())

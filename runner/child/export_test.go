@@ -17,9 +17,9 @@ func HangUp(c *Child) { c.guard.hangUp() }
 // Below lists the living descendants of a process, except those in skip and what is below them.
 // parents has the parent of each process.
 func Below(root int, parents map[int]int, skip ...int) (pids []int) {
-	var all []process
+	var all []proc
 	for pid, parent := range parents {
-		all = append(all, process{pid: pid, parent: parent, state: 'S'})
+		all = append(all, proc{pid: pid, parent: parent, state: 'S'})
 	}
 	for _, p := range below(root, all, skip) {
 		pids = append(pids, p.pid)

@@ -99,7 +99,7 @@ func (g *guardProcess) killRound() {
 	g.retryAt = time.Now().Add(min(retryFirst<<min(g.rounds, 10), retryMost))
 	if !g.unkillableReported && time.Since(g.killedAt) > unkillableAfter {
 		g.unkillableReported = true
-		g.tell(msgUnkillable, []byte(describe(remains(nil))))
+		g.tell(msgUnkillable, []byte(nameProcs(remains(nil))))
 	}
 }
 
@@ -163,7 +163,7 @@ func (g *guardProcess) endLeftovers() {
 	case g.command == leftoversTold:
 		g.kill(Exited)
 	default:
-		g.tell(msgLeftovers, []byte(cmp.Or(describe(remains(nil)), "processes that are gone before they can be named")))
+		g.tell(msgLeftovers, []byte(cmp.Or(nameProcs(remains(nil)), "processes that are gone before they can be named")))
 		if g.req.WaitForLeftovers {
 			return
 		}

@@ -168,7 +168,7 @@ func (gs *Guards) finishFor(g *Guard, unkillable func(names string)) (killed int
 func (gs *Guards) nameOrphans(g *Guard) string {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	return describe(remains(slices.DeleteFunc(gs.ownChildren(), func(pid int) bool { return pid == g.pid })))
+	return nameProcs(remains(slices.DeleteFunc(gs.ownChildren(), func(pid int) bool { return pid == g.pid })))
 }
 
 // killOrphans sends SIGKILL to all that dead guards have left behind, and returns what is not

@@ -33,13 +33,13 @@ func openChildList() int { return -1 }
 func (g *guardProcess) children() []int { return children(nil) }
 
 // processes asks ps, which is POSIX: the kernel interfaces differ between systems.
-func processes() []process {
+func processes() []proc {
 	ps := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "comm=")
 	out, err := ps.Output()
 	if err != nil {
 		return nil
 	}
-	var all []process
+	var all []proc
 	for line := range strings.Lines(string(out)) {
 		fields := strings.Fields(line)
 		if len(fields) < 4 {
@@ -48,7 +48,7 @@ func processes() []process {
 		pid, err1 := strconv.Atoi(fields[0])
 		parent, err2 := strconv.Atoi(fields[1])
 		if err1 == nil && err2 == nil && pid != ps.Process.Pid {
-			all = append(all, process{pid: pid, parent: parent, state: fields[2][0], name: strings.Join(fields[3:], " ")})
+			all = append(all, proc{pid: pid, parent: parent, state: fields[2][0], name: strings.Join(fields[3:], " ")})
 		}
 	}
 	return all
@@ -63,13 +63,13 @@ func isStopped(pid int) bool {
 	return false
 }
 
-func remains(skip []int) []process { return descendants(skip) }
+func remains(skip []int) []proc { return descendants(skip) }
 
 func tracer(int) int { return 0 }
 
 // signalDescendant may hit another process that got the number in the meantime: there are no
 // pidfds here.
-func signalDescendant(p process, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }
+func signalDescendant(p proc, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }
 
 // There are no control groups here.
 

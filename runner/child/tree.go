@@ -32,7 +32,7 @@ const (
 	killWord = "1"
 )
 
-type process struct {
+type proc struct {
 	pid, parent int
 	state       byte // as ps and proc(5) have it: Z is a zombie, T is stopped
 	threads     int
@@ -41,20 +41,20 @@ type process struct {
 
 // alive is also true if the first thread has ended and others go on, although such a
 // process looks like a zombie.
-func (p process) alive() bool { return p.state != 'Z' && p.state != 'X' || p.threads > 1 }
+func (p proc) alive() bool { return p.state != 'Z' && p.state != 'X' || p.threads > 1 }
 
 // descendants lists the living processes below this one, except those in skip and
 // what is below them.
-func descendants(skip []int) []process { return below(os.Getpid(), processes(), skip) }
+func descendants(skip []int) []proc { return below(os.Getpid(), processes(), skip) }
 
 // below picks a process's living descendants out of all processes, except those in skip and what is
 // below them.
-func below(root int, all []process, skip []int) []process {
-	byParent := map[int][]process{}
+func below(root int, all []proc, skip []int) []proc {
+	byParent := map[int][]proc{}
 	for _, p := range all {
 		byParent[p.parent] = append(byParent[p.parent], p)
 	}
-	var found []process
+	var found []proc
 	queue := []int{root}
 	for len(queue) > 0 {
 		for _, p := range byParent[queue[0]] {
@@ -111,9 +111,9 @@ func (g *Guard) killBelow() {
 	}
 }
 
-// describe names processes for a message: sleep (123), sh (124) and 3 more. It says whether a
+// nameProcs names processes for a message: sleep (123), sh (124) and 3 more. It says whether a
 // process is dead but can't be reaped, and which process traces it.
-func describe(list []process) string {
+func nameProcs(list []proc) string {
 	const most = 5
 	var names []string
 	for i, p := range list {

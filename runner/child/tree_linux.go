@@ -99,7 +99,7 @@ func childrenByScan(skip []int) []int {
 }
 
 // processes reads the whole process table.
-func processes() []process {
+func processes() []proc {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil
@@ -109,7 +109,7 @@ func processes() []process {
 	if err != nil {
 		return nil
 	}
-	var all []process
+	var all []proc
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
@@ -122,22 +122,22 @@ func processes() []process {
 	return all
 }
 
-func readProcess(pid int) (process, bool) {
+func readProcess(pid int) (proc, bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return process{}, false
+		return proc{}, false
 	}
 	// "pid (name) state ppid …", and a name may contain anything (proc(5)).
 	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
 	if open < 0 || end < open {
-		return process{}, false
+		return proc{}, false
 	}
 	fields := strings.Fields(string(stat[end+1:]))
 	const threads = 17 // num_threads
 	if len(fields) <= threads || len(fields[0]) != 1 {
-		return process{}, false
+		return proc{}, false
 	}
-	p := process{pid: pid, state: fields[0][0], name: string(stat[open+1 : end])}
+	p := proc{pid: pid, state: fields[0][0], name: string(stat[open+1 : end])}
 	if p.parent, err = strconv.Atoi(fields[1]); err == nil {
 		p.threads, err = strconv.Atoi(fields[threads])
 	}
@@ -158,11 +158,11 @@ func isStopped(pid int) bool {
 // can miss a process that forks and exits all the time, but at each moment one of its descendants
 // is a direct child: the latest, so that comes first. Those before it are dead by then, and may be
 // thousands, since nobody reaps them meanwhile.
-func remains(skip []int) []process {
+func remains(skip []int) []proc {
 	found := descendants(skip)
 	const most = 20 // how often to look for one that is alive
 	for range most {
-		if slices.ContainsFunc(found, process.alive) {
+		if slices.ContainsFunc(found, proc.alive) {
 			break
 		}
 		found = found[:0]
@@ -173,12 +173,12 @@ func remains(skip []int) []process {
 					break
 				}
 			} else if errors.Is(unix.Kill(pid, 0), unix.EPERM) {
-				found = append(found, process{pid: pid, parent: os.Getpid(), state: unseen, name: "one that /proc hides"})
+				found = append(found, proc{pid: pid, parent: os.Getpid(), state: unseen, name: "one that /proc hides"})
 			}
 		}
 	}
-	if slices.ContainsFunc(found, process.alive) {
-		found = slices.DeleteFunc(found, func(p process) bool { return !p.alive() })
+	if slices.ContainsFunc(found, proc.alive) {
+		found = slices.DeleteFunc(found, func(p proc) bool { return !p.alive() })
 	}
 	return found
 }
@@ -206,7 +206,7 @@ func statusNumber(pid int, name string) int {
 // Where there are no pidfds (a kernel before 5.3, a container that is refused them) it signals this
 // process's own children, whose numbers are certain. The others become such children when their
 // parents die, and then the rounds of a kill reach them.
-func signalDescendant(p process, sig unix.Signal) {
+func signalDescendant(p proc, sig unix.Signal) {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err == nil {
 		defer unix.Close(fd)
