@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -89,6 +90,11 @@ func (o *options) hookFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.hooks.Released, "on-released", "", "shell `COMMAND` to run, for at most 10s, after the lock is released")
 }
 
+func (o *options) onceFlag(flags *pflag.FlagSet) {
+	flags.StringVar(&o.oncePer, "once-per", "",
+		"do nothing if a run has succeeded in this `PERIOD`, such as 5m, hour or day (the local date, by TZ); needs a ledger")
+}
+
 // commonFlags come last in help.
 func (o *options) commonFlags(flags *pflag.FlagSet) {
 	flags.Var(&o.ledger, "ledger", "use the database's ledger in this `MODE`: auto (if it has one), require (always) or off (never)")
@@ -127,6 +133,41 @@ func (o *options) check(flags *pflag.FlagSet, args []string, example string) err
 // exclude is the error for two flags that exclude each other. It says where each comes from.
 func exclude(flags *pflag.FlagSet, one, other string) error {
 	return usagef("%s and %s exclude each other", sourceOf(flags.Lookup(one)), sourceOf(flags.Lookup(other)))
+}
+
+func (o *options) checkLedger(flags *pflag.FlagSet) error {
+	if o.oncePer == "" {
+		return nil
+	}
+	switch {
+	case ledger.Mode(o.ledger.value) == ledger.Off:
+		return usagef("%s needs a ledger: %s off excludes it", sourceOf(flags.Lookup("once-per")), sourceOf(flags.Lookup("ledger")))
+	case o.shared:
+		return exclude(flags, "once-per", "shared")
+	case o.slots > 1:
+		return exclude(flags, "once-per", "slots")
+	}
+	per, err := ledger.ParsePeriod(o.oncePer)
+	if err != nil {
+		return usagef("--once-per: %w", err)
+	}
+	if zone := unknownZone(); zone != "" && per == day {
+		return &usageError{
+			err:  fmt.Errorf("the day of %s is unknown, since TZ names no known time zone: %s", sourceOf(flags.Lookup("once-per")), printable(zone)),
+			hint: "TZ=Europe/Berlin names one; rules such as CET-1CEST are not read",
+		}
+	}
+	return nil
+}
+
+// unknownZone is the time zone that TZ names, if it is not known, so that Go takes UTC for it.
+// POSIX spells UTC as a rule, UTC0.
+func unknownZone() string {
+	name := strings.TrimPrefix(os.Getenv("TZ"), ":")
+	if name == "UTC" || name == "UTC0" || time.Local.String() != "UTC" {
+		return ""
+	}
+	return name
 }
 
 // checkPlace finds a --key after the word that has ended the flags.
@@ -226,4 +267,15 @@ func (o *options) config(u *ui, cmd *cobra.Command, keys, args []string) (runner
 		Splay:            o.splay.value,
 		Hooks:            o.hooks,
 	}, nil
+}
+
+// remembering is what the flags, after check, ask of a ledger. The tick is that of this
+// process's start, before it waits for anything.
+func (o *options) remembering() ledger.Use {
+	use := ledger.Use{Mode: ledger.Mode(o.ledger.value)}
+	if o.oncePer != "" {
+		per, _ := ledger.ParsePeriod(o.oncePer)
+		use.Tick = ledger.TickOf(per, time.Now)
+	}
+	return use
 }

@@ -2,8 +2,9 @@
 // pause.go).
 //
 //	options                        the flags of run, lead and each, which run a command
-//	options_key, options_server, options_ledger
+//	options_key, options_server, options_lease
 //	                               those of them that other commands have, too
+//	missing                        the ledger's note of a command that can't be executed
 //	each_items                     the list of each
 //	look, look_ledger              the commands that look at locks, or at the ledger
 //	database                       the database that the flags name, and what the command is told

@@ -3,70 +3,15 @@ package cmd
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 )
-
-func (o *options) onceFlag(flags *pflag.FlagSet) {
-	flags.StringVar(&o.oncePer, "once-per", "",
-		"do nothing if a run has succeeded in this `PERIOD`, such as 5m, hour or day (the local date, by TZ); needs a ledger")
-}
-
-func (o *options) checkLedger(flags *pflag.FlagSet) error {
-	if o.oncePer == "" {
-		return nil
-	}
-	switch {
-	case ledger.Mode(o.ledger.value) == ledger.Off:
-		return usagef("%s needs a ledger: %s off excludes it", sourceOf(flags.Lookup("once-per")), sourceOf(flags.Lookup("ledger")))
-	case o.shared:
-		return exclude(flags, "once-per", "shared")
-	case o.slots > 1:
-		return exclude(flags, "once-per", "slots")
-	}
-	per, err := ledger.ParsePeriod(o.oncePer)
-	if err != nil {
-		return usagef("--once-per: %w", err)
-	}
-	if zone := unknownZone(); zone != "" && per == day {
-		return &usageError{
-			err:  fmt.Errorf("the day of %s is unknown, since TZ names no known time zone: %s", sourceOf(flags.Lookup("once-per")), printable(zone)),
-			hint: "TZ=Europe/Berlin names one; rules such as CET-1CEST are not read",
-		}
-	}
-	return nil
-}
-
-// unknownZone is the time zone that TZ names, if it is not known, so that Go takes UTC for it.
-// POSIX spells UTC as a rule, UTC0.
-func unknownZone() string {
-	name := strings.TrimPrefix(os.Getenv("TZ"), ":")
-	if name == "UTC" || name == "UTC0" || time.Local.String() != "UTC" {
-		return ""
-	}
-	return name
-}
-
-// remembering is what the flags, after check, ask of a ledger. The tick is that of this
-// process's start, before it waits for anything.
-func (o *options) remembering() ledger.Use {
-	use := ledger.Use{Mode: ledger.Mode(o.ledger.value)}
-	if o.oncePer != "" {
-		per, _ := ledger.ParsePeriod(o.oncePer)
-		use.Tick = ledger.TickOf(per, time.Now)
-	}
-	return use
-}
 
 // missingPatience is how long noteMissing may take.
 const missingPatience = 3 * time.Second
