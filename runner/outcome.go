@@ -25,9 +25,9 @@ func (o Outcome) failed() bool { return o.Asked != 0 || o.badStatus() }
 
 func (o Outcome) badStatus() bool { return o.Status.Signaled() || o.Status.ExitStatus() != 0 }
 
-// endedBy says whether a command has died of a signal or, as a Java virtual machine does, exited
+// diedOf says whether a command has died of a signal or, as a Java virtual machine does, exited
 // because of it.
-func endedBy(status unix.WaitStatus, sig unix.Signal) bool {
+func diedOf(status unix.WaitStatus, sig unix.Signal) bool {
 	return status.Signaled() && status.Signal() == sig || status.ExitStatus() == signalBase+int(sig)
 }
 

@@ -306,7 +306,7 @@ func (s *supervision) conclude() (Outcome, error) {
 		case <-time.After(time.Second):
 		}
 	}
-	if slices.ContainsFunc(s.received, func(sig unix.Signal) bool { return endedBy(result.Status, sig) }) {
+	if slices.ContainsFunc(s.received, func(sig unix.Signal) bool { return diedOf(result.Status, sig) }) {
 		s.asked |= BySignal
 	}
 	loss := s.loss(result)
