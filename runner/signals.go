@@ -17,7 +17,8 @@ import (
 //	a sleep, and Acquire           listener                      ends the context, and so the run
 //	the start (listener.keep on)   listener, which keeps them    the same, unless the command starts:
 //	                                                             then it gets the kept ones
-//	the command                    supervise, which forwards     is the command's to act on
+//	the command                    supervise, which forwards     is the command's to act on; TERM and
+//	                                                             INT start --kill-after, too
 //	--min-hold after it            linger                        ends the wait
 //	the call of those in line      another listener              leaves it 2 s (run.call)
 //	a report after a loss          another listener              ends it
