@@ -96,6 +96,11 @@ type command interface {
 //	                                        session a little later (package lock, watchHolder)
 //	1    (idle_session_timeout)             the server ends the session
 //
+// Session is in package session: answered and renew in wire.go, beat and ExpireIfDue in
+// heartbeat.go. Child, Guards and guardProcess are in files of their names in package child;
+// terminate and kill are in guardprocess_end.go. Package lock has ReportLostRuns (deaths.go) and
+// endSilent (line_silence.go).
+//
 // A request that waits for its answer (Session.answer) waits no longer than 3/5 of a lease either.
 // The guard also watches the connection itself (guardProcess.await), in case this process is
 // stopped or dead. If the guard noticed the loss first, conclude finds out the reason.
