@@ -130,7 +130,7 @@ func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 		}
 	}
 	o.Alive = n.alive
-	cfg.Observer = runner.Observer{
+	cfg.CommandObserver = runner.CommandObserver{
 		NextTry: func(until time.Time) { n.status("tries next at " + at(until)) },
 		Started: func() {
 			s.end()

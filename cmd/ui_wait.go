@@ -197,7 +197,7 @@ func (s *waitReport) due() time.Duration {
 func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 	s := &waitReport{u: u, cfg: cfg.Lock.Session, claim: cfg.Lock.Claim, out: outage{u: u}, began: time.Now()}
 	s.cfg.ApplicationName = "pglead"
-	cfg.Observer.Started = s.end
+	cfg.CommandObserver.Started = s.end
 	hasStatus, to := u.hasStatus(), &cfg.Lock.Observer
 	to.LongDelay = longDelay
 	switch {

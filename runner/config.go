@@ -29,13 +29,13 @@ type Config struct {
 	// command ends earlier.
 	MinHold time.Duration
 
-	Hooks    Hooks
-	Observer Observer
+	Hooks           Hooks
+	CommandObserver CommandObserver
 }
 
-// Observer is told of the command, and of what comes before the wait for its locks; of that wait,
-// Config.Lock.Observer is told. Each of its functions may be nil, and none may block.
-type Observer struct {
+// CommandObserver is told of the command, and of what comes before the wait for its locks; of that
+// wait, Config.Lock.Observer is told. Each of its functions may be nil, and none may block.
+type CommandObserver struct {
 	// Started is called when the command has been started.
 	Started func()
 	// NextTry is called when this node has no lock and doesn't wait for it, with the time at which
@@ -46,7 +46,7 @@ type Observer struct {
 }
 
 // sayNextTry calls NextTry, if there is one.
-func (o Observer) sayNextTry(at time.Time) {
+func (o CommandObserver) sayNextTry(at time.Time) {
 	if o.NextTry != nil {
 		o.NextTry(at)
 	}

@@ -56,7 +56,7 @@ type scene struct {
 func newScene() *scene {
 	s := &scene{
 		sent: make(chan os.Signal, 64), deadlines: make(chan boottime.Instant, 1),
-		fate: &playedLock{lost: make(chan struct{}), requests: make(chan struct{}, 1)},
+		fate: &playedLock{lost: make(chan struct{}), stepDowns: make(chan struct{}, 1)},
 	}
 	s.job = &playedCommand{told: s.say, events: make(chan child.Event, 16), done: make(chan struct{})}
 	withoutTime := func(_ []string, a slog.Attr) slog.Attr {
@@ -68,7 +68,7 @@ func newScene() *scene {
 	s.supervision = supervision{
 		cfg:  &Config{Lock: lock.Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}}},
 		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
-		renewed: s.deadlines, signals: s.sent, requests: s.fate.requests,
+		renewed: s.deadlines, signals: s.sent, stepDowns: s.fate.stepDowns,
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
 	}
 	s.log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
@@ -123,12 +123,12 @@ func renews(deadline time.Duration) func(*scene) {
 	return func(s *scene) { s.deadlines <- boottime.Instant(deadline) }
 }
 
-func asksToStepDown(s *scene) { s.fate.requests <- struct{}{} }
+func asksToStepDown(s *scene) { s.fate.stepDowns <- struct{}{} }
 
 // playedLock is a lock that is lost when a test says so.
 type playedLock struct {
 	lost      chan struct{}
-	requests  chan struct{}
+	stepDowns chan struct{}
 	askerLate time.Duration
 	preferred string // the host that is to have the lock next
 	noted     bool   // the end is in the ledger
@@ -137,9 +137,9 @@ type playedLock struct {
 	err error
 }
 
-func (l *playedLock) Lost() <-chan struct{}     { return l.lost }
-func (l *playedLock) Requests() <-chan struct{} { return l.requests }
-func (l *playedLock) Prefer(host string)        { l.preferred = host }
+func (l *playedLock) Lost() <-chan struct{}      { return l.lost }
+func (l *playedLock) StepDowns() <-chan struct{} { return l.stepDowns }
+func (l *playedLock) Prefer(host string)         { l.preferred = host }
 
 func (l *playedLock) NoteEnd(context.Context) <-chan struct{} {
 	l.noted = true

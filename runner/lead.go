@@ -63,7 +63,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		case errors.As(err, new(*LockLostError)):
 			// Somebody else leads by now, or nobody can: no reason to pause.
 			cfg.Lock.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
-			cfg.Observer.sayNextTry(time.Now())
+			cfg.CommandObserver.sayNextTry(time.Now())
 			pause = restartFirst
 			continue
 		case err != nil && cfg.Restart == RestartNever && mayHaveRun(err):

@@ -15,8 +15,8 @@ import (
 // over.
 func (s *supervision) linger() (asked Asked) {
 	select {
-	case <-s.requests:
-		s.readRequest()
+	case <-s.stepDowns:
+		s.findAsker()
 	default:
 	}
 	rest := s.cfg.MinHold - time.Since(s.started)
@@ -26,13 +26,13 @@ func (s *supervision) linger() (asked Asked) {
 		s.cfg.Lock.Observer.SayAlive(rest + s.cfg.Lock.Session.Lease)
 		noted := s.held.NoteEnd(context.Background()) // the end of the session ends this, too
 		defer func() { <-noted }()
-	case s.request == nil:
+	case s.asker == nil:
 		return 0
 	}
 	for over := time.After(rest); ; {
 		select {
 		case <-over:
-			if s.request == nil {
+			if s.asker == nil {
 				return 0
 			}
 			over = nil // wait for who asks: the release would have to wait for the same answer
@@ -41,12 +41,12 @@ func (s *supervision) linger() (asked Asked) {
 				s.log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
 			}
 			return 0
-		case <-s.requests:
-			s.readRequest()
-		case r := <-s.request:
-			s.held.Prefer(r.to)
+		case <-s.stepDowns:
+			s.findAsker()
+		case who := <-s.asker:
+			s.held.Prefer(who.to)
 			if rest > 0 {
-				s.log.Warn("asked to step down by "+r.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", r.by)
+				s.log.Warn("asked to step down by "+who.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", who.by)
 			}
 			return ByStepDown
 		case sig := <-s.signals:

@@ -51,7 +51,7 @@ func (p *process) sleep(cfg Config, d time.Duration) error {
 	cfg.Lock.SayAttemptAfter(d)
 	ctx, listener := interruptible(p.caught)
 	if d > 0 {
-		cfg.Observer.sayNextTry(time.Now().Add(d))
+		cfg.CommandObserver.sayNextTry(time.Now().Add(d))
 		pace.Sleep(ctx, d)
 	}
 	listener.handOver() // first, since a last signal may still end ctx

@@ -146,7 +146,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		onLoss: func(reason error) { r.hook(hookLost, reason) }, lossLevel: r.lossLevel,
 	}
 	r.log.Info("command started", "event", "started", "pid", c.PID())
-	if started := r.cfg.Observer.Started; started != nil {
+	if started := r.cfg.CommandObserver.Started; started != nil {
 		started()
 	}
 	return s, nil

@@ -38,8 +38,8 @@ type supervision struct {
 	lossLevel slog.Level // process.lossLevel
 
 	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
-	requests   <-chan struct{}  // to step down; nil after the first, since one is enough
-	request    <-chan request   // once it is known who asks; nil if nobody does, or after it was obeyed
+	stepDowns  <-chan struct{}  // requests; nil after the first, since one is enough
+	asker      <-chan asker     // once it is known who asks; nil if nobody does, or after it was obeyed
 	asked      Asked            // what has asked the command to end
 	received   []unix.Signal    // other signals that the command has received
 	killAfter  <-chan time.Time // fires when the command's time to end is up; nil: it has no limit
@@ -51,7 +51,7 @@ type heldLock interface {
 	Lost() <-chan struct{}
 	Err() error
 
-	Requests() <-chan struct{} // to step down
+	StepDowns() <-chan struct{} // requests for that
 	Asker(ctx context.Context) (by, to string)
 	Prefer(host string)
 	NoteEnd(ctx context.Context) (done <-chan struct{})
@@ -105,7 +105,7 @@ type command interface {
 // The guard also watches the connection itself (guardProcess.await), in case this process is
 // stopped or dead. If the guard noticed the loss first, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
-	s.lost, s.requests = s.held.Lost(), s.held.Requests()
+	s.lost, s.stepDowns = s.held.Lost(), s.held.StepDowns()
 	timeout := after(s.cfg.Timeout)
 	var tick <-chan time.Time
 	if s.cfg.Lock.Observer.Alive != nil {
@@ -138,10 +138,10 @@ func (s *supervision) supervise() (Outcome, error) {
 		case sig := <-s.signals:
 			s.command.Forward(sig.(unix.Signal))
 			s.signalled(sig.(unix.Signal))
-		case <-s.requests:
-			s.readRequest()
-		case r := <-s.request:
-			s.stepDown(r)
+		case <-s.stepDowns:
+			s.findAsker()
+		case who := <-s.asker:
+			s.stepDown(who)
 		case <-timeout:
 			s.timeOut()
 		case <-s.killAfter:
@@ -190,7 +190,7 @@ func (s *supervision) signalled(sig unix.Signal) {
 		return
 	}
 	s.asked |= BySignal
-	if interrupted := s.cfg.Observer.Interrupted; interrupted != nil {
+	if interrupted := s.cfg.CommandObserver.Interrupted; interrupted != nil {
 		interrupted()
 	}
 	s.startKillAfter(s.cfg.KillAfterSignal)
@@ -238,28 +238,28 @@ func (s *supervision) askToEnd(by Asked) {
 	s.command.Signal(unix.SIGCONT)
 }
 
-// request says who asks to step down, and which host should have the lock next.
-type request struct{ by, to string }
+// asker says who asks to step down, and which host should have the lock next.
+type asker struct{ by, to string }
 
-// readRequest asks the server who made the request. The answer comes on a channel, since the server
+// findAsker asks the server who asks to step down. The answer comes on a channel, since the server
 // may be slow or silent.
-func (s *supervision) readRequest() {
-	read := make(chan request, 1)
-	s.requests, s.request = nil, read
+func (s *supervision) findAsker() {
+	read := make(chan asker, 1)
+	s.stepDowns, s.asker = nil, read
 	go func() {
 		by, to := s.held.Asker(context.Background()) // the end of the session ends this, too
 		if by == "" && s.held.Err() != nil {
 			return
 		}
-		read <- request{cmp.Or(by, "somebody"), to}
+		read <- asker{cmp.Or(by, "somebody"), to}
 	}()
 }
 
-func (s *supervision) stepDown(r request) {
-	s.request = nil
+func (s *supervision) stepDown(who asker) {
+	s.asker = nil
 	s.askToEnd(ByStepDown)
-	s.held.Prefer(r.to)
-	s.log.Warn("asked to step down by "+r.by+"; sending SIGTERM", "event", "stepping_down", "by", r.by)
+	s.held.Prefer(who.to)
+	s.log.Warn("asked to step down by "+who.by+"; sending SIGTERM", "event", "stepping_down", "by", who.by)
 	s.startKillAfter(s.cfg.KillAfterSignal)
 }
 

@@ -24,8 +24,8 @@ type Held struct {
 	// too.
 	verdict evidence.Verdict
 
-	drawn                  // zero before the draw
-	requests chan struct{} // to step down
+	drawn                   // zero before the draw
+	stepDowns chan struct{} // requests for that
 
 	// Once it has settled:
 
@@ -53,7 +53,7 @@ type drawn struct {
 
 // nothingHeld is what a bid has before it has got anything.
 func (b *Bid) nothingHeld() *Held {
-	return &Held{cfg: &b.cfg, Session: b.s, verdict: evidence.Verdict{CoversEarlier: true}, requests: make(chan struct{}, 1)}
+	return &Held{cfg: &b.cfg, Session: b.s, verdict: evidence.Verdict{CoversEarlier: true}, stepDowns: make(chan struct{}, 1)}
 }
 
 // Slot is, with a gate, the index of the lock in the claim, from 1; otherwise it is 0.

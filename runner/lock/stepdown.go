@@ -158,7 +158,7 @@ func boundWaitsQuery(cfg session.Config) []string {
 // readStepDown reads the value of stepDownSQL, which is the last answer.
 func (h *Held) readStepDown(answers []session.Rows) {
 	if answers[len(answers)-1].Is("f") {
-		nudge(h.requests)
+		nudge(h.stepDowns)
 	}
 }
 
@@ -179,7 +179,7 @@ WHERE NOT %s`,
 		beat.Then = func(answers []session.Rows) {
 			for _, row := range answers[len(answers)-1] {
 				if h := of[strings.Join(row, " ")]; h != nil {
-					nudge(h.requests)
+					nudge(h.stepDowns)
 				}
 			}
 		}
@@ -187,8 +187,8 @@ WHERE NOT %s`,
 	s.SetHeartbeat(beat)
 }
 
-// Requests delivers requests to step down.
-func (h *Held) Requests() <-chan struct{} { return h.requests }
+// StepDowns delivers requests to step down.
+func (h *Held) StepDowns() <-chan struct{} { return h.stepDowns }
 
 // Asker is the name of the person who asks, and the host that should have the lock next,
 // as far as the asking session's name tells.

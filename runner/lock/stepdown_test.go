@@ -39,7 +39,7 @@ func TestStepDown(t *testing.T) {
 			t.Fatal(err)
 		}
 		select {
-		case <-h.Requests():
+		case <-h.StepDowns():
 		case <-time.After(longest):
 			t.Fatal("the request is not heard")
 		}
@@ -73,7 +73,7 @@ func TestStepDown(t *testing.T) {
 	}
 	for end := time.Now().Add(2 * leasetime.BeatEvery(lease)); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		select {
-		case <-h.Requests():
+		case <-h.StepDowns():
 			t.Fatal("it is asked by nobody")
 		default:
 		}
@@ -98,7 +98,7 @@ func TestStepDownWays(t *testing.T) {
 		}
 		for _, h := range holders {
 			select {
-			case <-h.Requests():
+			case <-h.StepDowns():
 			case <-time.After(longest):
 				t.Fatalf("%s: the request is not heard", name)
 			}

@@ -117,7 +117,7 @@ func TestFullLockTable(t *testing.T) {
 			t.Fatal(err)
 		}
 		select {
-		case <-h.Requests():
+		case <-h.StepDowns():
 		case <-h.Lost():
 			t.Errorf("%s: %v", name, h.Err())
 		case <-time.After(longest):
