@@ -72,7 +72,7 @@ func newScene() *scene {
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
 	}
 	s.log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
-	s.cfg.Observer.Interrupted = func() { s.say("observer: interrupted") }
+	s.cfg.CommandObserver.Interrupted = func() { s.say("observer: interrupted") }
 	return s
 }
 

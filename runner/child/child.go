@@ -42,7 +42,7 @@ type Config struct {
 	// after the deadline at the latest.
 	LostGrace, MostGrace time.Duration
 
-	// GuardPatience is how long the guard may take to end the tree when the lock is lost.
+	// GuardPatience, needed for TellLost, is how long the guard may take to end the tree then.
 	// After that this process kills the guard, and with it the command, and ends the rest
 	// of the tree itself.
 	GuardPatience time.Duration

@@ -1,7 +1,9 @@
 package child
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -64,6 +66,9 @@ func tryGuard() checkup.Check {
 		Env:      []string{"PATH=" + os.Getenv("PATH")},
 		Deadline: boottime.Now().Add(guardTrial),
 	})
+	if died := (*GuardError)(nil); errors.As(err, &died) {
+		return checkup.Failf(cmp.Or(died.Hint, advice), "%s", err)
+	}
 	if err != nil {
 		return checkup.Failf(advice, "%s", err)
 	}

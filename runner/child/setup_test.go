@@ -156,7 +156,9 @@ func roleConfig(cfg child.Config, role string, args ...string) child.Config {
 	if cfg.Deadline == 0 {
 		cfg.Deadline = far()
 	}
-	cfg.GuardPatience = 2 * time.Second
+	if cfg.GuardPatience == 0 {
+		cfg.GuardPatience = 2 * time.Second
+	}
 	return cfg
 }
 

@@ -82,7 +82,8 @@ func (b *Bid) verdictOn(id lockkey.ID) evidence.Verdict {
 // firstTryDelay is how long a bid that got the lock at its first try has to wait before the start.
 // If the server started, or was promoted, less than lockDelay ago, the bid waits for the rest of
 // lockDelay, since the lock may have had a holder before. That applies to a server without TCP,
-// too: the holder may have come to its socket through a pooler, ssh or a proxy.
+// too: the holder may have come to its socket through a pooler, ssh or a proxy. While the server's
+// clock has not caught up after it was set back, each first try waits for up to a lock-delay.
 //
 // With a quorum, after a promotion, the former primary may have holders for as long as standbys
 // follow it.
