@@ -278,7 +278,7 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
 		return "the server closed the connection during the login", Unreachable, "is it PostgreSQL's port, and, behind a proxy, is a server up?"
 	case strings.Contains(err.Error(), "protocol version too low"): // pgconn's own text ends with a directive of its format
-		return "the server's protocol is older than min_protocol_version", Denied, "PostgreSQL has 3.2 from version 18 on"
+		return "the server's protocol is older than min_protocol_version", Unsafe, "PostgreSQL has 3.2 from version 18 on"
 	case strings.Contains(err.Error(), "require_auth"), strings.Contains(err.Error(), "channel binding"),
 		strings.Contains(err.Error(), "SASL"):
 		return innermost(err).Error(), Denied, ""

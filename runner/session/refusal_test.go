@@ -178,7 +178,7 @@ func TestAttemptHints(t *testing.T) {
 		}
 	}
 	text, kind, hint := describeAttempt(errors.New("server protocol version too low: %!w(<nil>)"), &pgconn.Config{Host: "db"})
-	if text != "the server's protocol is older than min_protocol_version" || kind != Denied || hint != "PostgreSQL has 3.2 from version 18 on" {
+	if text != "the server's protocol is older than min_protocol_version" || kind != Unsafe || hint != "PostgreSQL has 3.2 from version 18 on" {
 		t.Errorf("an old protocol: %q, kind %d, hint %q", text, kind, hint)
 	}
 }

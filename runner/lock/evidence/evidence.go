@@ -283,8 +283,8 @@ func (v Verdict) And(other Verdict) Verdict {
 	return Verdict{Delay: max(v.Delay, other.Delay), CoversEarlier: v.CoversEarlier && other.CoversEarlier}
 }
 
-// WithoutEvidence is the verdict of a waiter that knows nothing. A lock-delay that is shorter than a command
-// may live covers no earlier one.
+// WithoutEvidence is the verdict of a waiter that knows nothing. A lock-delay that is shorter than a
+// command may live covers no earlier one.
 func WithoutEvidence(lockDelay, lease time.Duration) Verdict {
 	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay >= leasetime.DeadAfter(lease, 0)}
 }
