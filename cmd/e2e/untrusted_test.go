@@ -363,13 +363,14 @@ func TestBothModes(t *testing.T) {
 	}
 }
 
-// TestHostileAnnouncement: what a stranger gives out costs a takeover no more than
-// a holder with the same settings might: a lease.
+// TestHostileAnnouncement: what a session of another role gives out costs a takeover
+// no more than a holder with the same settings might: a lease.
 func TestHostileAnnouncement(t *testing.T) {
 	s := newStrange(t)
+	s.session("", false, "CREATE ROLE other LOGIN")
 	const lease = 3 * time.Second
 	id := lockOf("announced").String()
-	holder := s.session("", false, "SELECT pg_advisory_lock("+id+")")
+	holder := s.session("other", false, "SELECT pg_advisory_lock("+id+")")
 	waiter := command(t, "run", "--key", "announced", "--lease", lease.String(), "--wait", "forever", "--", "echo", "it runs")
 	waiter.Env = append(waiter.Env, "PGHOST="+s.server.Socket)
 	began := make(chan time.Time, 1)
