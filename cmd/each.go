@@ -100,7 +100,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	f.configure(u, f.keys)
+	f.configureUI(u, f.keys)
 	if items == 0 { // often there is nothing to do, and cron should not mail that
 		u.log.Info("there are no items", "event", "summary")
 		return nil

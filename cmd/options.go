@@ -198,7 +198,7 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 	if err != nil {
 		return runner.Config{}, err
 	}
-	o.configure(u, keys)
+	o.configureUI(u, keys)
 	cfg, err := o.config(u, cmd, keys, args)
 	if err != nil {
 		if missing := (*child.LookupError)(nil); errors.As(err, &missing) {
@@ -212,8 +212,8 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 	return cfg, nil
 }
 
-// configure makes the ui say what the flags ask for. keys are what its messages start with.
-func (o *options) configure(u *ui, keys []string) {
+// configureUI makes the ui say what the flags ask for. keys are what its messages start with.
+func (o *options) configureUI(u *ui, keys []string) {
 	u.configure(o.quiet, o.verbose, o.logFormat.value == "json", keys)
 }
 

@@ -85,7 +85,7 @@ type command interface {
 //	     Session.fail                       notes the reason, and closes Lost
 //	     lockLost, Child.TellLost           tells the guard to end the tree; starts the hook --on-lost
 //	     guardProcess.checkTime             the guard's own alarm, in case this process is stopped
-//	     guardProcess.terminate, kill       SIGTERM, if there is a grace; SIGKILL, in rounds (killRound)
+//	     guardProcess.terminate, killRound  SIGTERM, if there is a grace; SIGKILL, in rounds
 //	     Child.killGuard, Guards.finishFor  if the guard is too slow, pglead kills in its place
 //	     guardProcess.untilDead             the guard reports that all are reaped
 //	     Child.listen                       closes Done
@@ -98,8 +98,8 @@ type command interface {
 //
 // Session is in package session: answered and renew in wire.go, beat and ExpireIfDue in
 // heartbeat.go. Child, Guards and guardProcess are in files of their names in package child;
-// terminate and kill are in guardprocess_end.go. Package lock has ReportLostRuns (deaths.go) and
-// endSilent (line_silence.go).
+// terminate and killRound are in guardprocess_end.go. Package lock has ReportLostRuns (deaths.go)
+// and endSilent (line_silence.go).
 //
 // A request that waits for its answer (Session.answer) waits no longer than 3/5 of a lease either.
 // The guard also watches the connection itself (guardProcess.await), in case this process is

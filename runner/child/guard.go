@@ -40,9 +40,9 @@ type guardOrder struct {
 	n    int64
 }
 
-// execute executes this program as the guard. Besides the standard descriptors the guard gets
+// spawn executes this program as the guard. Besides the standard descriptors the guard gets
 // three, at free numbers, so that descriptors that the user passes on (3<file) reach the command.
-func (g *Guard) execute(socket syscall.Conn) error {
+func (g *Guard) spawn(socket syscall.Conn) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
 		return fmt.Errorf("socketpair: %w", err)

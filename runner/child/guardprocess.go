@@ -240,14 +240,14 @@ func (g *guardProcess) obey() {
 	k, body, err := readMessage(blocking{g.fd})
 	if err != nil {
 		g.orphaned = true
-		g.kill(PgleadGone)
+		g.decideKill(PgleadGone)
 		return
 	}
 	switch k {
 	case msgSignal:
 		g.signal(unix.Signal(number(body)))
 	case msgKill:
-		g.kill(Killed)
+		g.decideKill(Killed)
 	case msgLost:
 		g.terminate(Killed)
 	}
@@ -267,7 +267,7 @@ func (g *guardProcess) checkTime() {
 	case g.tree == treeRuns:
 		g.terminate(LeaseOver)
 	default:
-		g.kill(LeaseOver)
+		g.decideKill(LeaseOver)
 	}
 }
 

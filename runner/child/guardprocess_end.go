@@ -67,15 +67,15 @@ func (g *guardProcess) terminate(why Ending) {
 	g.readRenewals()
 	g.killAt = g.req.killAt(g.deadline)
 	if g.killAt <= boottime.Now() || g.alarm.Set(g.killAt) != nil {
-		g.kill(why)
+		g.decideKill(why)
 		return
 	}
 	g.enter(treeEnds, why)
 	g.askToEnd()
 }
 
-// kill ends the tree at once.
-func (g *guardProcess) kill(why Ending) {
+// decideKill decides that the tree is killed; untilDead does it, in rounds.
+func (g *guardProcess) decideKill(why Ending) {
 	if g.tree != treeKilled {
 		g.enter(treeKilled, why)
 		g.killedAt = time.Now()
@@ -161,7 +161,7 @@ func (g *guardProcess) endLeftovers() {
 	switch {
 	case g.tree == treeKilled || g.reap():
 	case g.command == leftoversTold:
-		g.kill(Exited)
+		g.decideKill(Exited)
 	default:
 		g.tell(msgLeftovers, []byte(cmp.Or(nameProcs(remains(nil)), "processes that are gone before they can be named")))
 		if g.req.WaitForLeftovers {

@@ -61,7 +61,7 @@ func (gs *Guards) Start(socket syscall.Conn) (*Guard, error) {
 	g := &Guard{guards: gs, cgroup: newCgroup(gs.cgroup()), renewals: -1}
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
-	if err := g.execute(socket); err != nil {
+	if err := g.spawn(socket); err != nil {
 		g.hangUp()
 		return nil, fmt.Errorf("start the guard process: %w", err)
 	}
