@@ -13,13 +13,13 @@ import (
 // do:
 //
 //	pglead                       what has ended the tree  the guard
-//	is alive                     any other                does nothing: pglead releases the lock
 //	is gone                      all but SocketClosed     releases the lock (leaveSocket)
 //	was gone before it had read  Exited                   releases the lock (releaseUntold)
 //	that the tree is dead
 //	is stopped, or cut off       LeaseOver                releases the lock, if the session ends with that; ends
 //	                                                      the connection after SocketLinger (endConnection)
 //	any                          SocketClosed             ends the connection (leaveSocket)
+//	is alive                     any other                does nothing: pglead releases the lock
 
 // leaveSocket releases the lock, or ends the connection, in case pglead is not there to
 // do that. It is called when the tree is dead.
@@ -62,6 +62,7 @@ func (g *guardProcess) releaseUntold(err error) {
 // earlier: pglead may be stopped, and would keep it open. A server that announces something to a
 // stopped pglead's unix socket, when that is full, would wait for ever. The report to pglead is
 // written by then.
+//
 // It ends a shared connection only if pglead still runs but has not read that report, which means
 // that pglead is stopped. Otherwise other guards may need the connection.
 func (g *guardProcess) endConnection() {

@@ -223,6 +223,12 @@ func isFull(err error) bool {
 	return errors.As(err, &e) && e.Full
 }
 
+// outlast pauses after an attempt that failed for a reason that passes by itself: a session that
+// was lost, or a server that restarts, has no room, or is a standby that may be promoted. A run
+// that waits survives these. A run that doesn't wait only goes on to the next host where the fault
+// is one host's, such as a primary that a failover left behind. Otherwise, or when the time is up,
+// outlast returns the error.
+//
 // When the session of a waiter is lost, this happens, in this order:
 //
 //	waiter.sleep       notices the loss; an answer that misses its deadline is a loss, too
@@ -231,14 +237,8 @@ func isFull(err error) bool {
 //	Candidate.attempt  opens a session without a first try, which might overtake those in line
 //	waiter.join        ends the old session, if the server still has it; listens, takes its
 //	                   old ticket and its mark, and looks
-//	Bid.verdictOn        the waiter has lost what it had heard: if it hears nothing more, and there
+//	Bid.verdictOn      the waiter has lost what it had heard: if it hears nothing more, and there
 //	                   is no ledger, a grant is held for the lock-delay
-
-// outlast pauses after an attempt that failed for a reason that passes by itself: a session that
-// was lost, or a server that restarts, has no room, or is a standby that may be promoted. A run
-// that waits survives these. A run that doesn't wait only goes on to the next host where the fault
-// is one host's, such as a primary that a failover left behind. Otherwise, or when the time is up,
-// outlast returns the error.
 func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error {
 	cfg := &c.cfg
 	if ctx.Err() != nil {
