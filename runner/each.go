@@ -16,8 +16,8 @@ import (
 
 // EachConfig is a list of tasks, each with its own lock.
 type EachConfig struct {
-	// Config is what the tasks have in common. Its Hooks, Splay and MinHold are not for tasks. Each
-	// task has its own Claim and Command; only the program is the same.
+	// Config is what the tasks have in common. Its Hooks and Splay are not used. Each task has its
+	// own Claim and Command; only the program is the same.
 	Config
 
 	Items    iter.Seq[string]

@@ -21,7 +21,7 @@ const (
 
 // LeadConfig is a node's candidacy.
 type LeadConfig struct {
-	Config // its Wait is not used
+	Config // its Splay is not used, nor the Wait of its Lock
 
 	// FirstDelay is the longest random wait before the first candidacy. Without it
 	// the node that is always up first would always lead.

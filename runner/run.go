@@ -178,8 +178,8 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 // socketLinger is how long the guard of a stopped pglead keeps the connection open, and so the lock
 // held, when the tree is dead. The waiters in line need that time to see that the holder is silent.
 // Behind a pooler nobody sees it, so there the time is 0. Other commands under the same session are
-// dead a lease later. Usually the server has ended the session by then. But if it was just writing
-// to pglead's full unix socket, it waits for ever: no setting of the server's limits that.
+// dead a lease later. Usually the server has ended the session by then. A server blocked in a write
+// to a stopped pglead's unix socket waits for ever, so the guard must close it.
 func (r *run) socketLinger() time.Duration {
 	switch {
 	case r.cfg.Lock.Session.Transaction:

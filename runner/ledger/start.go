@@ -160,7 +160,7 @@ const (
 	Failed  Outcome = "failed"
 	Timeout Outcome = "timeout"
 	Lost    Outcome = "lost"
-	Killed  Outcome = "killed"  // by a signal
+	Killed  Outcome = "killed"  // by a signal; or the guard died, or noted the end in pglead's place
 	Stopped Outcome = "stopped" // the command never began, or was asked to end
 )
 

@@ -63,9 +63,9 @@ func (c *Candidate) answered() {
 
 // Acquire opens a session, takes the lock on it, and returns when a command may be started under
 // it. It waits out any obstacle that passes by itself, for as long as Config.Wait allows. It calls
-// prepare, unless that is nil, at most once for each session: just before a wait, or else after the
-// grant, beside the questions to the server. A run that is refused without a wait doesn't need it.
-// Errors are
+// prepare, unless that is nil, at most once for each session: just before a wait, or else after a
+// try that has succeeded, beside the questions to the server. A run that is refused without a wait
+// doesn't need it. Errors are
 //
 //	*ConflictError                            somebody else has the lock
 //	*ledger.PausedError, *ledger.DoneError    the ledger says that nobody should start

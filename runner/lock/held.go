@@ -19,9 +19,8 @@ type Held struct {
 	cfg     *Config // the bid's
 	Session *session.Session
 	Locks   []advisory.Lock
-	// verdict says how long the locks are held before the command may start (0: no earlier command
-	// is alive), and whether a clean end means that the commands of all earlier holders are dead,
-	// too.
+	// verdict says how long the locks are held before the command may start, and whether a clean
+	// end means that the commands of all earlier holders are dead, too.
 	verdict evidence.Verdict
 
 	drawn                   // zero before the draw
@@ -176,10 +175,10 @@ func (h *Held) releaseParts() (queries []string, unlock string) {
 }
 
 // EncodedRelease is the request by which the guard, which shares the socket, notes the end in the
-// ledger, announces it, and releases the locks, when this process is gone and the command is dead.
-// It is nil on an encrypted connection, to which nobody else can write, and in a transaction
-// without a ledger, where there is nothing to say. The session ends with the request, unless it has
-// other locks or may be a pooler's (session.Request.Last).
+// ledger, announces it, and releases the locks, when the command is dead, and this process gone,
+// stopped or cut off. It is nil on an encrypted connection, to which nobody else can write, and in
+// a transaction without a ledger, where there is nothing to say. The session ends with the request,
+// unless it has other locks or may be a pooler's (session.Request.Last).
 //
 // These commits wait for no standby and for no disk, since the lock's session must not hang in a
 // commit. If they are lost, the next start waits as if nothing had been noted.

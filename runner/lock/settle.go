@@ -26,7 +26,8 @@ import (
 //	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token
 //	the lease is not over             ExpireIfDue and Err, below
 //	no signal has come, and the       run.startSupervised (package runner), which waits
-//	session is still not lost         until signals are caught, and asks the guard
+//	session is still not lost         until signals are caught
+//	the lease is not over             Guard.StartCommand (package child), before it asks the guard
 //	the lease is not over, and the    guardProcess.start (package child), just before it
 //	socket is open                    forks
 //

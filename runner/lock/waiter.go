@@ -17,7 +17,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// waiter is a candidate's bid, which waits in line for what the first try did not get.
+// waiter is a candidate's bid, which waits in line for what the first try did not get. It uses all
+// fields of the Bid but commonMarks.
 type waiter struct {
 	*Bid
 	candidate *Candidate

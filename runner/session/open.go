@@ -9,8 +9,8 @@ import (
 )
 
 // Open opens a session on a server that can keep the promise: a primary of
-// PostgreSQL 14 or newer, with nothing in between that hands its connections to
-// others. Errors are of type *Error, or ctx's. The steps are, in this order:
+// PostgreSQL 14 or newer and, except with Transaction, nothing in between that hands
+// its connections to others. Errors are of type *Error, or ctx's. The steps are, in this order:
 //
 //	hosts          of several hosts the first that passes the checks is taken
 //	dial, login    connect, in login.go
@@ -77,7 +77,7 @@ func terminate(pg *pgconn.PgConn) {
 }
 
 // takeWire makes a session from a connection that has logged in. From then on nobody may
-// call the connection's own methods.
+// call the connection's own methods, but for CancelRequest, which uses a connection of its own.
 func takeWire(pg *pgconn.PgConn, cfg Config) *Session {
 	allow(pg, math.MaxInt) // from now on each round trip counts what it keeps: see keepRow
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg, bootClock())

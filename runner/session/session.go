@@ -3,9 +3,9 @@
 //
 // A session-level advisory lock belongs to a connection and to nothing else. So there is no pool
 // here, and no context that might close the connection behind its holder's back: after the login
-// only this package reads and writes the connection. One goroutine always waits for what the server
-// sends, so it sees the server's last message within milliseconds. Another sends heartbeats, by
-// which the server's silence is noticed.
+// only this package uses the connection, and the guard (package child) if it has to release the
+// lock. One goroutine always waits for what the server sends, so it sees the server's last message
+// within milliseconds. Another sends heartbeats, by which the server's silence is noticed.
 //
 // Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and
 // the reader), heartbeat.go (the lease), session.go (the loss, and the end). second.go is for
@@ -98,7 +98,7 @@ type Session struct {
 	renewing sync.Mutex // held while renewed is written
 	renewed  chan boottime.Instant
 
-	firstTry *string // to cfg.FirstTry, until it is taken
+	firstTry *string // the answer to cfg.FirstTry, until it is taken
 	asIs     string  // an SQL expression: see AsIsSQL
 	second   secondSession
 
@@ -114,7 +114,7 @@ type Session struct {
 	lostErr     error
 	heartbeat   Heartbeat
 	onAnswer    func()              // called by the reader after each answer
-	loginAnswer string              // to cfg.LoginQuestion
+	loginAnswer string              // the answer to cfg.LoginQuestion
 	lacks       string              // the characters that the server is known to lack: see encoding.go
 	hearers     map[string]hearFunc // by channel
 }

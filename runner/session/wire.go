@@ -18,8 +18,8 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// Request is one or more queries that travel together. Each is a transaction of its own.
-// After an error in one the server goes on to the next.
+// Request is one or more queries that travel together. Each is a transaction of its own,
+// unless a transaction holds the lock. After an error in one the server goes on to the next.
 type Request struct {
 	SQL []string
 	// Then, unless it is nil, is called with the rows of each query before the session reads
@@ -53,9 +53,9 @@ type roundTrip struct {
 	result    chan struct{}
 }
 
-// Ask sends a request and waits for the answer. An error of the server is a
-// *pgconn.PgError, the loss of the session a *LostError. If ctx ends first, the answer is
-// still to come, and the caller does not learn what the server did. The next request waits for it.
+// Ask sends a request and waits for the answer. An error of the server is a *pgconn.PgError, an
+// answer that is too long an *Error, the loss of the session a *LostError. If ctx ends first, the
+// caller does not learn what the server did, and the next request waits for the answer.
 //
 //	askOnce        one round trip
 //	askInEncoding  repeats what fails since the database's encoding lacks a character; Ask calls it
@@ -209,7 +209,7 @@ func isQuery(sql string) bool {
 }
 
 // Encoded is a request in the bytes of the protocol. The guard, which shares the socket, sends it
-// when this process is gone. That is impossible if the connection is encrypted.
+// when this process is gone, stopped or cut off. That is impossible if the connection is encrypted.
 func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 	if s.Encrypted() {
 		return nil, false

@@ -26,7 +26,7 @@ type State int
 // knows.
 const (
 	Quiet   State = iota // nobody is known to have held the lock
-	Running              // a start is open: its command may be alive
+	Running              // a start is open: its command may be alive; before the mark, also what would be Ended
 	Ended                // all starts that were known have been closed
 )
 
