@@ -113,7 +113,7 @@ type refusedError struct {
 
 func (e *refusedError) Unwrap() error { return e.error }
 
-// exit turns the end of a command into pglead's: it says why, and returns the exit status,
+// exit turns the end of a subcommand into pglead's: it says why, and returns the exit status,
 // or dies of the same signal as the command.
 func exit(u *ui, err error) int {
 	defer u.flush()

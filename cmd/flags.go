@@ -24,7 +24,7 @@ func envName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// readFlags is the first step of every command.
+// readFlags is the first step of every subcommand, its PreRunE.
 func readFlags(cmd *cobra.Command, _ []string) error {
 	flags := cmd.Flags()
 	// Only the first mistake is reported; looking for the others does no harm.

@@ -24,10 +24,12 @@ import (
 // options are the flags of the commands that run a command. To add one:
 //
 //	its field          here
+//	its default        newOptions
 //	its registration   below, for all of these commands, or in one command's file (see newRunCmd)
 //	its check          check, which says what is wrong with a value
 //	its use            config, which passes it on in runner.Config or, for package lock, lock.Config
 //	its text           REFERENCE.md, where a test looks for its name
+//	its script         testdata/script
 type options struct {
 	keyOptions
 	serverOptions
@@ -189,7 +191,7 @@ func givenLate(args []string) bool {
 	return slices.ContainsFunc(args, func(arg string) bool { return arg == "--key" || strings.HasPrefix(arg, "--key=") })
 }
 
-// prepare is the first step of run and lead. example is a correct command line.
+// prepare is the first step of the RunE of run and lead. example is a correct command line.
 func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example string) (runner.Config, error) {
 	if err := cmp.Or(o.checkPlace(args, example), o.check(cmd.Flags(), args, example)); err != nil {
 		return runner.Config{}, err

@@ -28,7 +28,7 @@ const slackVariable = "SLACK"
 // their imports allow. So when this runs, net, regexp and most of what only pglead needs are not
 // set up yet, and in the guard they never will be. That saves a fifth of the guard's memory, and of
 // the time of its start, for which the command waits. Therefore this package must not import them
-// (TestGuardStartsEarly).
+// (TestGuardStartsEarly in cmd/e2e).
 //
 // An init runs on the process's first thread (runtime.LockOSThread), so this thread starts the
 // command. PR_SET_PDEATHSIG means the death of the *thread* that forked, and the first thread lives
@@ -146,9 +146,10 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 
 func newCommandTree() commandTree { return commandTree{pidfd: -1, report: doneReport{Ending: Exited}} }
 
-// untilDead returns when the command and all that it started are dead and reaped. It says whether
-// the guard can have another command: only if the command exited by itself within firstInstants, and
-// nothing else happened.
+// untilDead waits until the command and all that it started are dead and reaped, and then sees to
+// the lock's connection. It returns true if the guard can have another command: only if the command
+// exited by itself in its first instants (firstInstants), and nothing else happened. Otherwise it
+// returns once pglead has hung up.
 func (g *guardProcess) untilDead() (again bool) {
 	brief := g.firstInstants()
 	for !g.reap() {

@@ -90,9 +90,8 @@ func (gs *Guards) forget(guard int) {
 }
 
 // ReapOrphans makes the first process of a container reap the container's orphans, which become its
-// children. It leaves the guards to those that started them: until they know of a guard's death
-// they may signal it, and its number must not be another process's by then. In other processes it
-// does nothing.
+// children. Guards are left to whoever started them, who may still signal them by number until they
+// are reaped. In other processes ReapOrphans does nothing.
 func (gs *Guards) ReapOrphans() {
 	if os.Getpid() != 1 {
 		return

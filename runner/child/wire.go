@@ -193,7 +193,7 @@ const (
 type doneReport struct {
 	Ending Ending
 	Status uint32 // the command's wait status
-	Killed int64  // processes reaped after the decision to kill
+	Killed int64  // processes that died of a signal, reaped after the decision to kill
 	Ready  int64  // 1: the guard awaits another request
 }
 
