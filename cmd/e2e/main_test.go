@@ -28,9 +28,10 @@ import (
 	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
-// index says where to look for a test, by the beginnings of the files' names. These tests know
-// pglead from the outside only; package advisory has the numbers of its locks. They run in the
-// repository's root. The scripts are in testdata/script.
+// index says where to look for a test, by the beginnings of the files' names. These tests run
+// pglead from the outside. From its packages they take the numbers of locks, what follows from a
+// lease, the ledger's SQL, and the form of answers. They run in the repository's root. The
+// scripts are in testdata/script.
 const index = `
 scripts                                           what each command says, and its exit status
 acquire, line, handover                           the lock: first tries, the line, who has it next
