@@ -363,8 +363,7 @@ func TestBothModes(t *testing.T) {
 	}
 }
 
-// TestHostileAnnouncement: what a session of another role gives out costs a takeover
-// no more than a holder with the same settings might: a lease.
+// TestHostileAnnouncement: what another role gives out costs a takeover a lease at most.
 func TestHostileAnnouncement(t *testing.T) {
 	s := newStrange(t)
 	s.session("", false, "CREATE ROLE other LOGIN")
