@@ -155,11 +155,13 @@ func TestStoppedGuardWakes(t *testing.T) {
 			if !eventually(func() bool { return testbed.beats(key) == 2 }) {
 				t.Fatal("there is no heartbeat")
 			}
-			_ = syscall.Kill(guard, syscall.SIGSTOP)
-			if both {
-				_ = syscall.Kill(job, syscall.SIGSTOP)
-			}
-			if !eventually(func() bool { return stopped(guard) && stopped(job) == both }) {
+			if !eventually(func() bool {
+				_ = syscall.Kill(guard, syscall.SIGSTOP) // again, since pglead may just act on the answer
+				if both {
+					_ = syscall.Kill(job, syscall.SIGSTOP)
+				}
+				return stopped(guard) && stopped(job) == both
+			}) {
 				t.Fatal("the guard is not stopped")
 			}
 			_ = holder.Process.Kill()
