@@ -25,6 +25,18 @@ func withQuorum(cfg lock.Config) lock.Config {
 	return cfg
 }
 
+// startWithStandby starts a server with a standby that confirms its commits.
+func startWithStandby(t *testing.T) *localpg.Server {
+	t.Helper()
+	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
+	_, remove, err := primary.Standby(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	return primary
+}
+
 func TestQuorum(t *testing.T) {
 	t.Parallel()
 	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
@@ -146,12 +158,7 @@ func TestQuorumOnOtherHost(t *testing.T) {
 // TestQuorumHandover: after a clean end the next one starts at once.
 func TestQuorumHandover(t *testing.T) {
 	t.Parallel()
-	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
-	_, remove, err := primary.Standby(nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(remove)
+	primary := startWithStandby(t)
 	cfg := withQuorum(config(t, primary.DSN("postgres"), exclusive(7)))
 	h := acquire(t, cfg)
 	for i := range 3 {
@@ -255,12 +262,7 @@ func TestQuorumInTransaction(t *testing.T) {
 // than a holder's share. It keeps the lock that it then gets.
 func TestQuorumAfterPolling(t *testing.T) {
 	t.Parallel()
-	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
-	_, remove, err := primary.Standby(nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(remove)
+	primary := startWithStandby(t)
 	cfg := withQuorum(inTransaction(config(t, primary.DSN("postgres"), exclusive(7))))
 	cfg.LockDelay = 0
 	h := acquire(t, cfg)
@@ -278,16 +280,7 @@ func TestQuorumAfterPolling(t *testing.T) {
 // commits. They confirm nothing for a holder on the server before, so the holder loses its lock.
 func TestQuorumThroughMovedPooler(t *testing.T) {
 	t.Parallel()
-	withStandby := func() *localpg.Server {
-		server := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
-		_, remove, err := server.Standby(nil, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(remove)
-		return server
-	}
-	before, now := withStandby(), withStandby()
+	before, now := startWithStandby(t), startWithStandby(t)
 	dsn, _ := testserver.Pooler(t, before, localpg.Superuser, map[string]string{
 		"pool_mode": "transaction", "default_pool_size": "3", "server_lifetime": "0", // a connection for each transaction
 	})
