@@ -19,7 +19,8 @@ func (s *Session) ServerAge() time.Duration {
 }
 
 // FollowedFor is how long as many standbys as a quorum's commit needs have followed this server, if
-// that was ever promoted. They have left the former primary at least that long ago.
+// that was ever promoted. They have left the former primary at least that long ago. Without a
+// quorum nobody has asked, and promoted is false.
 func (s *Session) FollowedFor() (d time.Duration, promoted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
