@@ -39,7 +39,7 @@ func (e *each) doExchange(parts []exchangePart) {
 	for _, p := range parts {
 		if p.last != nil {
 			x.Ended = append(x.Ended, p.last.held)
-			x.Ends = append(x.Ends, e.endOf(p.last))
+			x.Ends = append(x.Ends, e.endToTell(p.last))
 		}
 		if p.next != nil {
 			x.Next = append(x.Next, p.next.bid)
@@ -90,12 +90,12 @@ func (e *each) releaseAlone(ctx context.Context, last *job) {
 	if !e.cfg.Lock.Session.Transaction {
 		// If that fails, the session is lost, or at worst somebody else runs the item
 		// again.
-		_ = e.endOf(last).Tell(context.WithoutCancel(ctx), last.session)
+		_ = e.endToTell(last).Tell(context.WithoutCancel(ctx), last.session)
 	}
 	last.run.release()
 }
 
-// endOf is what the other workers on the list are told of a command that has ended.
-func (e *each) endOf(last *job) lock.ItemEnd {
+// endToTell is what the other workers on the list are told of a command that has ended.
+func (e *each) endToTell(last *job) lock.ItemEnd {
 	return lock.ItemEnd{List: e.cfg.List, Item: last.ID, OK: last.ok}
 }
