@@ -159,10 +159,11 @@ func TestVariables(t *testing.T) {
 	}
 }
 
-// TestReferenceEvents: the reference has each event that the code logs, and no other.
-func TestReferenceEvents(t *testing.T) {
+// sources is the code that logs.
+func sources(t *testing.T) string {
+	t.Helper()
 	var code strings.Builder
-	for _, dir := range []string{".", "../runner", "../runner/lock"} {
+	for _, dir := range []string{".", "../runner", "../runner/child", "../runner/ledger", "../runner/lock"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)
@@ -178,16 +179,43 @@ func TestReferenceEvents(t *testing.T) {
 			code.Write(text)
 		}
 	}
+	return code.String()
+}
+
+// TestReferenceMessages: the code has each message that the reference quotes.
+func TestReferenceMessages(t *testing.T) {
+	code, checked := sources(t), 0
+	for _, row := range rows(t, reference, "Logs") {
+		for i, quoted := range strings.Split(row[2], "`") {
+			if i%2 == 0 || !strings.Contains(quoted, " ") {
+				continue
+			}
+			for _, part := range strings.Split(quoted, "…") {
+				checked++
+				if !strings.Contains(code, strings.TrimSpace(part)) {
+					t.Errorf("the reference quotes %q, and the code has no %q", quoted, part)
+				}
+			}
+		}
+	}
+	if checked < 20 {
+		t.Errorf("only %d parts of messages were looked up", checked)
+	}
+}
+
+// TestReferenceEvents: the reference has each event that the code logs, and no other.
+func TestReferenceEvents(t *testing.T) {
+	code := sources(t)
 	var documented []string
 	for _, row := range rows(t, reference, "Logs") {
 		for _, name := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(row[0], -1) {
 			documented = append(documented, name[1])
-			if !strings.Contains(code.String(), strconv.Quote(name[1])) {
+			if !strings.Contains(code, strconv.Quote(name[1])) {
 				t.Errorf("the reference has the event %s, and the code has not", name[1])
 			}
 		}
 	}
-	said := regexp.MustCompile(`"event", "([a-z_]+)"`).FindAllStringSubmatch(code.String(), -1)
+	said := regexp.MustCompile(`"event", "([a-z_]+)"`).FindAllStringSubmatch(code, -1)
 	if len(said) == 0 {
 		t.Error("the code says nothing")
 	}
