@@ -28,17 +28,21 @@ func documentedEvents(t *testing.T) map[string][]string {
 	section, _, _ = strings.Cut(section, "\n## ")
 	word := regexp.MustCompile("`([a-z_]+)`")
 	events := map[string][]string{}
+	var named [][]string // what the last row with a name was about, and so are those below it without one
 	for line := range strings.Lines(section) {
 		cells := strings.Split(line, "|")
-		if len(cells) != 5 {
+		if len(cells) < 5 {
 			continue
+		}
+		if names := word.FindAllStringSubmatch(cells[1], -1); names != nil {
+			named = names
 		}
 		var says []string
 		for _, m := range word.FindAllStringSubmatch(cells[3], -1) {
 			says = append(says, m[1])
 		}
-		for _, m := range word.FindAllStringSubmatch(cells[1], -1) {
-			events[m[1]] = says
+		for _, m := range named {
+			events[m[1]] = append(events[m[1]], says...)
 		}
 	}
 	return events
