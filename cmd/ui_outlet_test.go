@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestOutlet: while nobody reads, no speaker waits. Who reads later gets the number of
+// TestOutlet: while nobody reads, no speaker waits. A later reader gets the number of
 // messages that are missing, and then the last ones in their order.
 func TestOutlet(t *testing.T) {
 	for name, tt := range map[string]struct {

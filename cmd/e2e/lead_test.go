@@ -118,7 +118,7 @@ func TestLeadBeforeTheDatabase(t *testing.T) {
 		t.Errorf("the status of a refused login is %d: %s", status, denied.said)
 	}
 
-	// Who has led before rides that out too.
+	// A former leader rides that out, too.
 	execute := func(sql string) {
 		t.Helper()
 		if _, err := server.Query("postgres", sql); err != nil {

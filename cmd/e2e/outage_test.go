@@ -29,7 +29,7 @@ func TestStandbyIsRefused(t *testing.T) {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 
-	// Who waits waits for the promotion.
+	// A waiter waits for the promotion.
 	waiter := command(t, "run", "-v", "--dsn", standby.DSN("postgres"), "--key", "k", "--wait", "2m", "--", "true")
 	told, err := waiter.StderrPipe()
 	if err != nil {

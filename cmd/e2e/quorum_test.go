@@ -156,7 +156,7 @@ func TestPrimaryLeftBehind(t *testing.T) {
 }
 
 // TestEmptyForAWhile: after a failover synchronous_standby_names may be empty for
-// a while. Who tries once is refused, and who waits waits.
+// a while. A run that tries once is refused, and one that waits goes on waiting.
 func TestEmptyForAWhile(t *testing.T) {
 	t.Parallel() // it has a server of its own
 	primary, _ := cluster(t, "", "a")

@@ -310,7 +310,7 @@ func TestHostileTexts(t *testing.T) {
 	// The terminal's own commands are these.
 	plain(t, "the status line", regexp.MustCompile(`\r|\x1b\[K`).ReplaceAllString(shown, ""))
 
-	// Who asks a holder to step down is named by it.
+	// A holder names the host that asks it to step down.
 	holder := command(t, "run", "--key", "asked", "--", "sh", "-c", "trap 'exit 0' TERM; echo; while :; do sleep 0.01; done")
 	holder.Env = append(holder.Env, "PGHOST="+s.server.Socket)
 	var said bytes.Buffer

@@ -238,7 +238,7 @@ func (b *ticking) check(t *testing.T) {
 			t.Errorf("%s: of failed, lost and other runs the ledger has %v", key, got)
 		}
 	}
-	// Who has done what the first host could not.
+	// The hosts that did what the first one could not.
 	for tick, want := range map[int]map[string]string{
 		2: {"brief": "epsilon", "patient": "epsilon"}, 4: {"brief": "zeta", "patient": ""},
 		6: {"brief": "epsilon", "patient": "epsilon"}, 9: {"brief": "zeta", "patient": "zeta"},
