@@ -17,7 +17,7 @@ import (
 )
 
 func newCheckCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := newLookFlags("text", "json")
+	f := lookFlags{options: newOptions()}
 	var within duration
 	cmd := &cobra.Command{
 		Use:   "check KEY --within D [flags]",
@@ -51,8 +51,8 @@ makes up for failures.`,
 		},
 	}
 	cmd.Flags().Var(&within, "within", "the longest time since the last success ended (required)")
-	f.outputFlag(cmd, f.output.usage())
-	f.lockFlags(cmd)
+	f.register(cmd.Flags(), "output")
+	f.lockFlags(cmd.Flags())
 	return cmd
 }
 

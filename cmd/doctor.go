@@ -29,15 +29,12 @@ type diagnosis struct {
 }
 
 type doctorFlags struct {
-	keyOptions
-	serverOptions
-	leaseOptions
-	output choice
-	idle   bool
+	options
+	idle bool
 }
 
 func newDoctorCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := doctorFlags{keyOptions: newKeyOptions(), serverOptions: newServerOptions(), leaseOptions: newLeaseOptions(), output: choose("text", "json")}
+	f := doctorFlags{options: newOptions()}
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Check whether database, network and machine are safe for locks",
@@ -74,14 +71,12 @@ The exit status is 0 if nothing fails, that of pglead run if that would fail
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&f.keys, "key", nil, "print the number of this `KEY` too; may be repeated")
-	f.schemeFlag(flags)
-	f.takeoverFlags(flags, "")
-	f.modeFlags(flags)
-	f.dsnFlag(flags)
-	f.connectTimeoutFlag(flags)
+	f.register(flags, "key key-scheme lease lock-delay transaction quorum dsn connect-timeout")
 	flags.BoolVar(&f.idle, "idle", false, "also keep a connection silent for a lease, to see whether anything in between ends it")
-	flags.VarP(&f.output, "output", "o", f.output.usage())
+	f.register(flags, "output")
+	flags.Lookup("key").Usage = "print the number of this `KEY` too; may be repeated"
+	delay := flags.Lookup("lock-delay")
+	delay.Usage = strings.Replace(delay.Usage, ", plus the lost-grace, at most the lease", "", 1)
 	return cmd
 }
 
@@ -106,7 +101,7 @@ func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (
 			Transaction:     f.transaction,
 			Quorum:          f.quorum,
 		},
-		Description: f.description("pglead", ""), LockDelay: f.delay(cmd.Flags(), 0), Idle: f.idle,
+		Description: f.description("pglead"), LockDelay: f.delay(cmd.Flags(), 0), Idle: f.idle,
 	})
 	if ctx.Err() != nil {
 		return nil, err
@@ -133,8 +128,8 @@ func (d *diagnosis) failed() (names []string) {
 }
 
 // keyChecks show the keys' numbers. claim has checked the keys.
-func (k *keyOptions) keyChecks(keys []string) (list []checkup.Check) {
-	scheme, _ := k.scheme()
+func (o *options) keyChecks(keys []string) (list []checkup.Check) {
+	scheme, _ := o.scheme()
 	for _, key := range keys {
 		id, _ := scheme.ID(key)
 		c := checkup.Okf("%s is number %s (classid %d, objid %d, objsubid %d in pg_locks)", printable(key), id, id.ClassID(), id.ObjID(), id.ObjSubID())

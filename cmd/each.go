@@ -58,18 +58,14 @@ was over, and 76 if a lock was lost while its command ran.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&f.keys, "key", nil, "lock this `KEY`, in which {} stands for the item (required)")
-	f.schemeFlag(flags)
-	flags.BoolVarP(&f.shared, "shared", "s", false, "share each lock with other --shared runs, and with no exclusive one")
+	f.register(flags, "key key-scheme shared")
 	flags.StringVarP(&f.argFile, "arg-file", "a", "", "read the items from `FILE`, one a line; - is standard input")
 	flags.BoolVarP(&f.null, "null", "0", false, "items end with a NUL byte, not with the line")
 	flags.IntVarP(&f.parallel, "parallel", "P", f.parallel, "run up to `N` commands at once")
-	f.waitFlags(flags)
-	f.leaseFlags(flags)
-	f.commandFlags(flags)
-	f.noteFlag(flags)
-	f.onceFlag(flags)
-	f.commonFlags(flags)
+	f.register(flags, `wait conflict-exit-code lease lock-delay lost-grace transaction quorum timeout kill-after
+		leftovers note once-per ledger dsn pass-dsn connect-timeout quiet verbose log-format`)
+	flags.Lookup("key").Usage = "lock this `KEY`, in which {} stands for the item (required)"
+	flags.Lookup("shared").Usage = "share each lock with other --shared runs, and with no exclusive one"
 	flags.Lookup("wait").Usage = "how long to retry items that are held elsewhere, or forever; 0 skips them"
 	flags.Lookup("conflict-exit-code").Usage = "exit status `N` if --wait was over before all items could be had"
 	return cmd

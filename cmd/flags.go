@@ -91,9 +91,6 @@ func (c *choice) Set(s string) error {
 	return nil
 }
 
-// usage is the usage text of --output.
-func (c *choice) usage() string { return "in this `FORMAT`: " + c.list() }
-
 // list is the words in a sentence.
 func (c *choice) list() string {
 	last := len(c.words) - 1

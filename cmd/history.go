@@ -25,7 +25,8 @@ type historyFlags struct {
 }
 
 func newHistoryCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := historyFlags{lookFlags: newLookFlags("table", "json", "csv", "html")}
+	f := historyFlags{lookFlags: lookFlags{options: newOptions()}}
+	f.output = choose("table", "json", "csv", "html")
 	cmd := &cobra.Command{
 		Use:        "history [KEY|PATTERN...] [flags]",
 		SuggestFor: []string{"log", "logs", "runs"},
@@ -63,8 +64,8 @@ run was due and none started.`,
 		fmt.Sprintf("the `N` newest (default %d runs of a key in a table, %d in html, else all)", tableRuns, mostReported))
 	cmd.Flags().Var(&f.since, "since", "only runs that started within this time, such as 36h or 7d")
 	cmd.Flags().Var(&f.every, "every", "html: how often a run is due (default: guessed from the runs)")
-	f.outputFlag(cmd, f.output.usage())
-	f.lockFlags(cmd)
+	f.register(cmd.Flags(), "output")
+	f.lockFlags(cmd.Flags())
 	return cmd
 }
 

@@ -64,8 +64,7 @@ func newKeyInfo(key, scheme string, id lockkey.ID) keyInfo {
 }
 
 func newKeyCmd(stdout io.Writer) *cobra.Command {
-	var schemeName string
-	output := choose("text", "json")
+	o := newOptions()
 	cmd := &cobra.Command{
 		Use:   "key KEY...",
 		Short: "Print a lock's number, and the SQL that takes the same lock",
@@ -81,28 +80,30 @@ How a key becomes a number:
 			if len(keys) == 0 {
 				return &usageError{err: errors.New("a key is missing"), hint: "pglead key invoice_gen/SUB-1234"}
 			}
-			if schemeName == allSchemes {
-				return printSchemes(stdout, keys, output.value == "json")
+			if o.keyScheme == allSchemes {
+				return printSchemes(stdout, keys, o.output.value == "json")
 			}
-			scheme, err := schemeByName(schemeName)
+			scheme, err := o.scheme()
 			if err != nil {
 				return err
 			}
-			return printKeys(stdout, scheme, keys, output.value == "json")
+			return printKeys(stdout, scheme, keys, o.output.value == "json")
 		},
 	}
-	cmd.Flags().StringVar(&schemeName, "key-scheme", lockkey.DefaultScheme, "how the key becomes a number: a scheme's `NAME`, or all")
-	cmd.Flags().VarP(&output, "output", "o", output.usage()+": one object a line")
+	o.register(cmd.Flags(), "key-scheme output")
+	cmd.Flags().Lookup("key-scheme").Usage = "how the key becomes a number: a scheme's `NAME`, or all"
+	cmd.Flags().Lookup("output").Usage += ": one object a line"
 	return cmd
 }
 
-func schemeByName(name string) (lockkey.Scheme, error) {
-	scheme, ok := lockkey.SchemeByName(name)
-	if name == allSchemes {
-		return scheme, usagef("only pglead key takes --key-scheme %s", name)
-	}
-	if !ok {
-		return scheme, &usageError{err: errors.New("--key-scheme " + printable(name) + " is not known"), hint: "pglead key --help lists them"}
+// scheme is the scheme of --key-scheme.
+func (o *options) scheme() (lockkey.Scheme, error) {
+	scheme, ok := lockkey.SchemeByName(o.keyScheme)
+	switch {
+	case o.keyScheme == allSchemes:
+		return scheme, usagef("only pglead key takes --key-scheme %s", allSchemes)
+	case !ok:
+		return scheme, &usageError{err: errors.New("--key-scheme " + printable(o.keyScheme) + " is not known"), hint: "pglead key --help lists them"}
 	}
 	return scheme, nil
 }

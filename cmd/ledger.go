@@ -29,7 +29,7 @@ type ledgerFlags struct {
 }
 
 func newLedgerCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := ledgerFlags{lookFlags: newLookFlags("text", "json"), older: duration{value: 90 * 24 * time.Hour}}
+	f := ledgerFlags{lookFlags: lookFlags{options: newOptions()}, older: duration{value: 90 * 24 * time.Hour}}
 	cmd := &cobra.Command{
 		Use:   "ledger install|status|prune|uninstall [flags]",
 		Short: "Have the database remember runs",
@@ -61,8 +61,10 @@ else works.
 	flags.Var(&f.older, "older", "prune: forget keys whose last run is older than this")
 	flags.Lookup("older").DefValue = "90d" // in help, for 2160h
 	flags.BoolVar(&f.yes, "yes", false, "uninstall: don't ask")
-	f.outputFlag(cmd, "status: "+f.output.usage())
-	f.serverFlags(cmd)
+	f.register(flags, "output")
+	output := flags.Lookup("output")
+	output.Usage = "status: " + output.Usage
+	f.serverFlags(flags)
 	return cmd
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
@@ -19,38 +20,23 @@ import (
 
 // lookFlags are the flags of the commands that look at locks.
 type lookFlags struct {
-	keyOptions
-	serverOptions
-	output choice
+	options
 	server session.Config // how to connect; set by resolveServer
 
 	warnOnce func(err error) // reports an error that need not end the command; set by resolveServer
 }
 
-// newLookFlags takes the output forms, the default one first, or none.
-func newLookFlags(outputs ...string) lookFlags {
-	f := lookFlags{keyOptions: newKeyOptions(), serverOptions: newServerOptions()}
-	if len(outputs) > 0 {
-		f.output = choose(outputs...)
-	}
-	return f
-}
-
-func (f *lookFlags) outputFlag(cmd *cobra.Command, usage string) {
-	cmd.Flags().VarP(&f.output, "output", "o", usage)
-}
-
-func (f *lookFlags) serverFlags(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	f.dsnFlag(flags)
-	flags.Var(&f.connectTimeout, "connect-timeout", "how long each attempt to connect may take, and each answer if longer than 30s")
+// serverFlags say where the locks are.
+func (f *lookFlags) serverFlags(flags *pflag.FlagSet) {
+	f.register(flags, "dsn connect-timeout")
+	flags.Lookup("connect-timeout").Usage = "how long each attempt to connect may take, and each answer if longer than 30s"
 }
 
 // lockFlags are the flags of a command about one key: they say which locks, and where.
-func (f *lookFlags) lockFlags(cmd *cobra.Command) {
-	f.serverFlags(cmd)
-	f.schemeFlag(cmd.Flags())
-	cmd.Flags().IntVar(&f.slots, "slots", f.slots, "the key has `N` slots; needed only if none is held or waited for")
+func (f *lookFlags) lockFlags(flags *pflag.FlagSet) {
+	f.serverFlags(flags)
+	f.register(flags, "key-scheme slots")
+	flags.Lookup("slots").Usage = "the key has `N` slots; needed only if none is held or waited for"
 }
 
 // withLocksOf connects to the primary, asks for the locks of a key, and calls do with them.

@@ -23,7 +23,8 @@ type lsFlags struct {
 }
 
 func newLsCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := lsFlags{lookFlags: newLookFlags("table", "wide", "json", "prometheus")}
+	f := lsFlags{lookFlags: lookFlags{options: newOptions()}}
+	f.output = choose("table", "wide", "json", "prometheus")
 	cmd := &cobra.Command{
 		Use:        "ls [PATTERN...] [flags]",
 		SuggestFor: []string{"list", "locks", "status", "show"},
@@ -44,9 +45,10 @@ marked, with the grant that would show it.`,
 		},
 	}
 	flags := cmd.Flags()
-	f.outputFlag(cmd, strings.NewReplacer("wide", "wide (with scheme, number, user, role, client and note)",
-		"prometheus", "prometheus (for node_exporter's textfile collector)").Replace(f.output.usage()))
-	f.serverFlags(cmd)
+	f.register(flags, "output")
+	flags.Lookup("output").Usage = "in this `FORMAT`: table, wide (with scheme, number, user, role, client and note), json " +
+		"or prometheus (for node_exporter's textfile collector)"
+	f.serverFlags(flags)
 	flags.BoolVar(&f.all, "all-databases", false, "list the locks of every database of the server")
 	flags.BoolVar(&f.watch, "watch", false, "list them again every 2s")
 	return cmd

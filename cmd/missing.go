@@ -3,7 +3,6 @@ package cmd
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -42,7 +41,7 @@ func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string,
 	if ask == nil {
 		return err
 	}
-	d := o.description(filepath.Base(name), o.note)
+	d := o.description(name)
 	if claim.Gate != nil {
 		claim.IDs = claim.IDs[:1] // any slot stands for the key
 	}

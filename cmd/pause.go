@@ -21,9 +21,8 @@ import (
 )
 
 func newPauseCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := newLookFlags()
+	f := lookFlags{options: newOptions()}
 	var length duration
-	var note string
 	cmd := &cobra.Command{
 		Use:   "pause KEY|PATTERN [flags]",
 		Short: "Let nobody start for some time, or until resume",
@@ -42,22 +41,23 @@ one, and says so.`,
 			switch {
 			case cmd.Flags().Changed("for") && length.value < time.Second:
 				return usagef("--for %s is too short: at least 1s", &length)
-			case !utf8.ValidString(note):
+			case !utf8.ValidString(f.note):
 				return usagef("--note is not UTF-8")
 			}
-			wish := ledger.Wish{For: length.value, By: f.description("", "").User, Note: note}
+			wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
 			pause := func(k rememberedKey, ctx context.Context) (string, error) { return k.pause(ctx, wish) }
 			return f.eachKey(u, cmd, args[0], stdout, forKeys{allMatching, pause})
 		},
 	}
 	cmd.Flags().Var(&length, "for", "how long, by the server's clock (default until pglead resume)")
-	cmd.Flags().StringVar(&note, "note", "", "say why, in this `TEXT`, to those who may not start")
-	f.lockFlags(cmd)
+	f.register(cmd.Flags(), "note")
+	cmd.Flags().Lookup("note").Usage = "say why, in this `TEXT`, to those who may not start"
+	f.lockFlags(cmd.Flags())
 	return cmd
 }
 
 func newResumeCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := newLookFlags()
+	f := lookFlags{options: newOptions()}
 	cmd := &cobra.Command{
 		Use:        "resume KEY|PATTERN [flags]",
 		SuggestFor: []string{"unpause"},
@@ -71,7 +71,7 @@ Runs that wait for this start within some seconds.`,
 			return f.eachKey(u, cmd, args[0], stdout, forKeys{pausedMatching, rememberedKey.resume})
 		},
 	}
-	f.lockFlags(cmd)
+	f.lockFlags(cmd.Flags())
 	return cmd
 }
 

@@ -1,9 +1,8 @@
 // Package cmd is pglead's command line. Each command is in the file of its name (resume is in
 // pause.go).
 //
-//	options                        the flags of run, lead and each, which run a command
-//	options_key, options_server, options_lease
-//	                               those of them that other commands have, too
+//	options, options_check         the flags that several commands have, and mistakes in their values
+//	config                         what these flags mean for a run: its locks, database and limits
 //	missing                        the ledger's note of a command that can't be executed
 //	each_items                     the list of each
 //	look, look_ledger              the commands that look at locks, or at the ledger

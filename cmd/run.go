@@ -37,15 +37,8 @@ mistake in the flags, 69, 77 or 78 if the database can't be used.`,
 	}
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows the command belongs to the command
-	o.keyFlags(flags)
-	o.waitFlags(flags)
-	flags.Var(&o.splay, "splay", "wait a random time, up to this, before the first try")
-	o.leaseFlags(flags)
-	o.commandFlags(flags)
-	flags.Var(&o.minHold, "min-hold", "hold the lock at least this long after the start, even if the command is done")
-	o.hookFlags(flags)
-	o.noteFlag(flags)
-	o.onceFlag(flags)
-	o.commonFlags(flags)
+	o.register(flags, `key key-scheme shared slots wait conflict-exit-code splay lease lock-delay lost-grace
+		transaction quorum timeout kill-after leftovers min-hold on-acquired on-lost on-released note once-per
+		ledger dsn pass-dsn connect-timeout quiet verbose log-format`)
 	return cmd
 }

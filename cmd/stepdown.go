@@ -22,13 +22,12 @@ import (
 
 type stepdownFlags struct {
 	lookFlags
-	wait  duration
 	force bool
 	to    string
 }
 
 func newStepdownCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := stepdownFlags{lookFlags: newLookFlags(), wait: duration{mayBeForever: true}}
+	f := stepdownFlags{lookFlags: lookFlags{options: newOptions()}}
 	cmd := &cobra.Command{
 		Use:        "stepdown KEY [flags]",
 		SuggestFor: []string{"unlock", "release", "kill", "stop"},
@@ -55,8 +54,9 @@ holds the lock.`,
 		},
 	}
 	flags := cmd.Flags()
-	f.lockFlags(cmd)
-	flags.VarP(&f.wait, "wait", "w", "how long to wait until the lock is another's or free, or forever")
+	f.lockFlags(flags)
+	f.register(flags, "wait")
+	flags.Lookup("wait").Usage = "how long to wait until the lock is another's or free, or forever"
 	flags.StringVar(&f.to, "to", "", "prefer the waiter on `HOST` as the next holder")
 	flags.BoolVar(&f.force, "force", false, "end the holder's session instead: its command is killed. Needs pg_signal_backend if the session is another role's")
 	return cmd
@@ -141,7 +141,7 @@ func (h *handover) ask(ctx context.Context) (patience time.Duration, err error) 
 		patience = max(patience, holder.Delay+leasetime.BeatEvery(lease)+askMargin)
 		ids = append(ids, holder.ID)
 	}
-	says := h.description("", "")
+	says := h.description("")
 	h.request, err = lock.AskToStepDown(ctx, h.server, ids, says.User+" on "+says.Host, h.to)
 	if err != nil {
 		return 0, err

@@ -17,7 +17,7 @@ import (
 )
 
 func newWhoCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := newLookFlags("text", "json")
+	f := lookFlags{options: newOptions()}
 	cmd := &cobra.Command{
 		Use:   "who KEY [flags]",
 		Short: "Show the holder of a key; exit 0 held, 1 free",
@@ -42,9 +42,10 @@ and 1 if the lock is free.`,
 			})
 		},
 	}
-	f.outputFlag(cmd, f.output.usage())
-	f.lockFlags(cmd)
-	cmd.Flags().BoolVarP(&f.shared, "shared", "s", false, "only a holder that would keep a --shared run from starting: an exclusive one")
+	f.register(cmd.Flags(), "output")
+	f.lockFlags(cmd.Flags())
+	f.register(cmd.Flags(), "shared")
+	cmd.Flags().Lookup("shared").Usage = "only a holder that would keep a --shared run from starting: an exclusive one"
 	return cmd
 }
 

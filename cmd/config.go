@@ -1,0 +1,208 @@
+package cmd
+
+import (
+	"cmp"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/describe"
+	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// prepare is the first step of the RunE of run and lead. example is a correct command line.
+func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example string) (runner.Config, error) {
+	if err := cmp.Or(o.checkPlace(args, example), o.check(cmd.Flags(), args, example)); err != nil {
+		return runner.Config{}, err
+	}
+	claim, keys, err := o.claim()
+	if err != nil {
+		return runner.Config{}, err
+	}
+	o.configureUI(u, keys)
+	cfg, err := o.config(u, cmd, keys, args)
+	if err != nil {
+		if missing := (*child.LookupError)(nil); errors.As(err, &missing) {
+			o.noteMissing(u, cmd, claim, missing)
+		}
+		return runner.Config{}, err
+	}
+	warnOfSockets(u)
+	cfg.Lock.Claim = claim
+	o.observe(u, &cfg, "leading")
+	return cfg, nil
+}
+
+// configureUI makes the ui say what the flags ask for. keys are what its messages start with.
+func (o *options) configureUI(u *ui, keys []string) {
+	u.configure(o.quiet, o.verbose, o.logFormat.value == "json", keys)
+}
+
+// config finds the command and the database, and turns flags, after check, into what the runner
+// needs. It looks up the command before anything touches the database, since a typo needs no lock.
+func (o *options) config(u *ui, cmd *cobra.Command, keys, args []string) (runner.Config, error) {
+	path, err := child.Lookup(args[0])
+	if err != nil {
+		return runner.Config{}, err
+	}
+	db, err := o.resolveDatabase(u, cmd, o.passDSN)
+	if err != nil {
+		return runner.Config{}, err
+	}
+	env := passedOn(cmd)
+	if db.pass != "" {
+		env = append(env, envName("dsn")+"="+db.pass)
+	}
+	killAfterTimeout := 10 * time.Second
+	if cmd.Flags().Changed("kill-after") {
+		killAfterTimeout = o.killAfter.value
+	}
+	about := o.description(args[0])
+	about.Keys = keys
+	return runner.Config{
+		Lock: lock.Config{
+			Session: session.Config{
+				Database:        db.config,
+				Lease:           o.lease.value,
+				ConnectTimeout:  db.connectTimeout,
+				ApplicationName: describe.Name{Key: strings.Join(keys, ", "), Host: about.Host}.String(),
+				Transaction:     o.transaction,
+				Quorum:          o.quorum,
+			},
+			Description:   about,
+			Wait:          o.wait.value,
+			LostGrace:     o.lostGrace.value,
+			LockDelay:     o.delay(cmd.Flags(), o.lostGrace.value),
+			PrivateServer: db.private,
+			Ledger:        o.remembering(),
+			Log:           u.log,
+		},
+		Path:             path,
+		Command:          args,
+		Env:              env,
+		Timeout:          o.timeout.value,
+		KillAfterTimeout: killAfterTimeout,
+		KillAfterSignal:  o.killAfter.value,
+		WaitForLeftovers: o.leftovers.value == "wait",
+		MinHold:          o.minHold.value,
+		Splay:            o.splay.value,
+		Hooks:            o.hooks,
+	}, nil
+}
+
+// remembering is what the flags, after check, ask of a ledger. The tick is that of this
+// process's start, before it waits for anything.
+func (o *options) remembering() ledger.Use {
+	use := ledger.Use{Mode: ledger.Mode(o.ledger.value)}
+	if o.oncePer != "" {
+		per, _ := ledger.ParsePeriod(o.oncePer)
+		use.Tick = ledger.TickOf(per, time.Now)
+	}
+	return use
+}
+
+// claim makes the locks from the keys. It returns the keys, too, in the order of their locks.
+func (o *options) claim() (claim lock.Claim, keys []string, err error) {
+	if err := o.checkSlots(); err != nil {
+		return claim, nil, err
+	}
+	scheme, err := o.scheme()
+	if err != nil {
+		return claim, nil, err
+	}
+	ids := map[string]lockkey.ID{}
+	for _, key := range o.keys {
+		if _, twice := ids[key]; twice {
+			return claim, nil, usagef("--key %s is given twice", printable(key))
+		}
+		if ids[key], err = scheme.ID(key); err != nil {
+			return claim, nil, usagef("--key %s: %w", printable(key), err)
+		}
+	}
+	keys = slices.Clone(o.keys)
+	slices.SortFunc(keys, func(a, b string) int { return ids[a].Compare(ids[b]) })
+	if o.slots > 1 {
+		claim.Keys = keys
+		gate, err := scheme.Gate(keys[0])
+		if err != nil {
+			return claim, nil, usagef("--slots: %w", err)
+		}
+		claim.Gate = &gate
+		for i := range o.slots {
+			id, err := scheme.Slot(keys[0], i+1)
+			if err != nil {
+				return claim, nil, usagef("--slots: %w", err)
+			}
+			claim.IDs = append(claim.IDs, id)
+		}
+		return claim, keys, nil
+	}
+	claim.Shared = o.shared
+	for _, key := range keys {
+		if id := ids[key]; !slices.Contains(claim.IDs, id) { // two keys with one number are one lock
+			claim.IDs, claim.Keys = append(claim.IDs, id), append(claim.Keys, key)
+		}
+	}
+	return claim, keys, nil
+}
+
+// description is what a session says about itself, besides its keys and what everyone sees.
+func (o *options) description(command string) describe.Description {
+	d := describe.Description{
+		Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command),
+		Note: cmp.Or(o.note, jobAddress(os.Getenv)),
+	}
+	if o.slots > 1 {
+		d.Slots = o.slots
+	}
+	d.Host, _ = os.Hostname()
+	// Not from the user database, which may be on a network that is down.
+	for _, variable := range []string{"LOGNAME", "USER"} {
+		if d.User == "" {
+			d.User = os.Getenv(variable)
+		}
+	}
+	switch {
+	case d.User != "":
+	case os.Getuid() == 0:
+		d.User = "root"
+	default:
+		d.User = "uid " + strconv.Itoa(os.Getuid())
+	}
+	return d
+}
+
+// delay is the lock-delay. Unless the flag is given, it is as long as an old holder may live on.
+func (o *options) delay(flags *pflag.FlagSet, lostGrace time.Duration) time.Duration {
+	if flags.Changed("lock-delay") {
+		return o.lockDelay.value
+	}
+	return leasetime.DeadAfter(o.lease.value, lostGrace)
+}
+
+// resolveDatabase finds out which database the flags or the environment name, and warns of
+// variables that may be misspelt. The connection string may set the time for an attempt to connect;
+// the flag overrides that. pass says that the command gets the connection string, too.
+func (o *options) resolveDatabase(u *ui, cmd *cobra.Command, pass bool) (database, error) {
+	warnOfVariables(u, cmd)
+	flags := cmd.Flags()
+	db, err := chooseDatabase(u, flags.Lookup("dsn"), pass)
+	db.connectTimeout = o.connectTimeout.value
+	if err == nil && !flags.Changed("connect-timeout") && db.config.ConnectTimeout > 0 {
+		db.connectTimeout = db.config.ConnectTimeout
+	}
+	return db, err
+}
