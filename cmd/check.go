@@ -16,8 +16,8 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-func newCheckCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := lookFlags{options: newOptions()}
+func newCheckCmd(u *ui) *cobra.Command {
+	f := lookFlags{options: newOptions(u)}
 	var within duration
 	cmd := &cobra.Command{
 		Use:   "check KEY --within D [flags]",
@@ -37,7 +37,7 @@ makes up for failures.`,
 				}
 				return &usageError{err: errors.New("--within " + what + ": how old may the last success be?"), hint: "pglead check nightly --within 25h"}
 			}
-			return f.withLedgerOf(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
+			return f.withLedgerOf(cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
 				verdict, err := ledger.Check(ctx, ask, args[0], ids, within.value)
 				switch {
 				case err != nil:
@@ -46,7 +46,7 @@ makes up for failures.`,
 					return &usageError{err: errors.New("check takes one key, and no run is remembered of " + printable(args[0])),
 						hint: "pglead history " + visible.ShellWord(args[0]) + " shows the keys that match"}
 				}
-				return f.pronounce(stdout, args[0], within.value, verdict)
+				return f.pronounce(cmd.OutOrStdout(), args[0], within.value, verdict)
 			})
 		},
 	}

@@ -24,7 +24,7 @@ import (
 )
 
 // prepare is the first step of the RunE of run and lead. example is a correct command line.
-func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example string) (runner.Config, error) {
+func (o *options) prepare(cmd *cobra.Command, args []string, example string) (runner.Config, error) {
 	if err := cmp.Or(o.checkPlace(args, example), o.check(cmd.Flags(), args, example)); err != nil {
 		return runner.Config{}, err
 	}
@@ -32,33 +32,33 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 	if err != nil {
 		return runner.Config{}, err
 	}
-	o.configureUI(u, keys)
-	cfg, err := o.config(u, cmd, keys, args)
+	o.configureUI(keys)
+	cfg, err := o.config(cmd, keys, args)
 	if err != nil {
 		if missing := (*child.LookupError)(nil); errors.As(err, &missing) {
-			o.noteMissing(u, cmd, claim, missing)
+			o.noteMissing(cmd, claim, missing)
 		}
 		return runner.Config{}, err
 	}
-	warnOfSockets(u)
+	warnOfSockets(o.u)
 	cfg.Lock.Claim = claim
-	o.observe(u, &cfg, "leading")
+	o.observe(&cfg, "leading")
 	return cfg, nil
 }
 
 // configureUI makes the ui say what the flags ask for. keys are what its messages start with.
-func (o *options) configureUI(u *ui, keys []string) {
-	u.configure(o.quiet, o.verbose, o.logFormat.value == "json", keys)
+func (o *options) configureUI(keys []string) {
+	o.u.configure(o.quiet, o.verbose, o.logFormat.value == "json", keys)
 }
 
 // config finds the command and the database, and turns flags, after check, into what the runner
 // needs. It looks up the command before anything touches the database, since a typo needs no lock.
-func (o *options) config(u *ui, cmd *cobra.Command, keys, args []string) (runner.Config, error) {
+func (o *options) config(cmd *cobra.Command, keys, args []string) (runner.Config, error) {
 	path, err := child.Lookup(args[0])
 	if err != nil {
 		return runner.Config{}, err
 	}
-	db, err := o.resolveDatabase(u, cmd, o.passDSN)
+	db, err := o.resolveDatabase(cmd, o.passDSN)
 	if err != nil {
 		return runner.Config{}, err
 	}
@@ -88,7 +88,7 @@ func (o *options) config(u *ui, cmd *cobra.Command, keys, args []string) (runner
 			LockDelay:     o.delay(cmd.Flags(), o.lostGrace.value),
 			PrivateServer: db.private,
 			Ledger:        o.remembering(),
-			Log:           u.log,
+			Log:           o.u.log,
 		},
 		Path:             path,
 		Command:          args,
@@ -196,10 +196,10 @@ func (o *options) delay(flags *pflag.FlagSet, lostGrace time.Duration) time.Dura
 // resolveDatabase finds out which database the flags or the environment name, and warns of
 // variables that may be misspelt. The connection string may set the time for an attempt to connect;
 // the flag overrides that. pass says that the command gets the connection string, too.
-func (o *options) resolveDatabase(u *ui, cmd *cobra.Command, pass bool) (database, error) {
-	warnOfVariables(u, cmd)
+func (o *options) resolveDatabase(cmd *cobra.Command, pass bool) (database, error) {
+	warnOfVariables(o.u, cmd)
 	flags := cmd.Flags()
-	db, err := chooseDatabase(u, flags.Lookup("dsn"), pass)
+	db, err := chooseDatabase(o.u, flags.Lookup("dsn"), pass)
 	db.connectTimeout = o.connectTimeout.value
 	if err == nil && !flags.Changed("connect-timeout") && db.config.ConnectTimeout > 0 {
 		db.connectTimeout = db.config.ConnectTimeout

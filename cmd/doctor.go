@@ -33,8 +33,8 @@ type doctorFlags struct {
 	idle bool
 }
 
-func newDoctorCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := doctorFlags{options: newOptions()}
+func newDoctorCmd(u *ui) *cobra.Command {
+	f := doctorFlags{options: newOptions(u)}
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Check whether database, network and machine are safe for locks",
@@ -55,14 +55,14 @@ The exit status is 0 if nothing fails, that of pglead run if that would fail
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
-			d, err := f.diagnose(ctx, u, cmd)
+			d, err := f.diagnose(ctx, cmd)
 			if err != nil {
 				return err
 			}
 			if f.output.value == "json" {
-				err = writeJSON(stdout, d)
+				err = writeJSON(cmd.OutOrStdout(), d)
 			} else {
-				err = d.write(stdout)
+				err = d.write(cmd.OutOrStdout())
 			}
 			if err != nil || d.Status == 0 {
 				return err
@@ -80,7 +80,7 @@ The exit status is 0 if nothing fails, that of pglead run if that would fail
 	return cmd
 }
 
-func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (*diagnosis, error) {
+func (f *doctorFlags) diagnose(ctx context.Context, cmd *cobra.Command) (*diagnosis, error) {
 	if err := cmp.Or(f.checkLease(), f.checkTimeout()); err != nil {
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (
 	if err != nil {
 		return nil, err
 	}
-	db, err := f.resolveDatabase(u, cmd, false)
+	db, err := f.resolveDatabase(cmd, false)
 	if err != nil {
 		return nil, err
 	}

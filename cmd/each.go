@@ -27,7 +27,7 @@ type eachFlags struct {
 }
 
 func newEachCmd(u *ui) *cobra.Command {
-	f := eachFlags{options: newOptions(), parallel: 1}
+	f := eachFlags{options: newOptions(u), parallel: 1}
 	cmd := &cobra.Command{
 		Use:   "each --key 'PREFIX/{}' [flags] [ITEM...] -- COMMAND [ARG...]",
 		Short: "Run a command for each item of a list, with a lock per item",
@@ -53,9 +53,7 @@ was over, and 76 if a lock was lost while its command ran.`,
 		Example: `  pglead each --key 'import/{}' -a tenants.txt -P 4 -- ./import --tenant {}
   find inbox -type f -print0 | pglead each --key 'inbox/{}' -0 -- ./process {}`,
 		DisableFlagsInUseLine: true,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.each(u, cmd, args)
-		},
+		RunE:                  func(cmd *cobra.Command, args []string) error { return f.each(cmd, args) },
 	}
 	flags := cmd.Flags()
 	f.register(flags, "key key-scheme shared")
@@ -75,7 +73,7 @@ was over, and 76 if a lock was lost while its command ran.`,
 // locks of one session.
 const mostParallel = 1000
 
-func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
+func (f *eachFlags) each(cmd *cobra.Command, args []string) error {
 	given, args, err := f.split(cmd, args)
 	if err != nil {
 		return err
@@ -96,23 +94,23 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	f.configureUI(u, f.keys)
+	f.configureUI(f.keys)
 	if items == 0 { // often there is nothing to do, and cron should not mail that
-		u.log.Info("there are no items", "event", "summary")
+		f.u.log.Info("there are no items", "event", "summary")
 		return nil
 	}
-	cfg, err := f.config(u, cmd, f.keys, args)
+	cfg, err := f.config(cmd, f.keys, args)
 	if err != nil {
 		return err
 	}
-	warnOfSockets(u)
+	warnOfSockets(f.u)
 	if cfg.Stdin, err = os.Open(os.DevNull); err != nil {
 		return err
 	}
 	defer cfg.Stdin.Close()
-	f.warnOfRepeats(u)
-	progress := f.progress(u, items)
-	f.observe(u, &cfg, "at an item")
+	f.warnOfRepeats()
+	progress := f.progress(items)
+	f.observe(&cfg, "at an item")
 	tally, err := runner.Each(runner.EachConfig{
 		Config:   cfg,
 		Items:    list.items(),
@@ -125,21 +123,21 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	if err == nil {
 		err = list.err
 	}
-	return f.summary(u, items, tally, unstarted(f.withWait(err), "a command", cfg.Lock.Session.Database))
+	return f.summary(items, tally, unstarted(f.withWait(err), "a command", cfg.Lock.Session.Database))
 }
 
 // warnOfRepeats says that through a pooler nobody hears which items others have run. It is a
 // warning only at a terminal: with a single node all is well, and cron would mail a warning.
-func (f *eachFlags) warnOfRepeats(u *ui) {
+func (f *eachFlags) warnOfRepeats() {
 	if !f.transaction || f.oncePer != "" {
 		return
 	}
 	level := slog.LevelInfo
-	if u.watched() {
+	if f.u.watched() {
 		level = slog.LevelWarn
 	}
 	const text = "--transaction: items that another pglead has run meanwhile are run again; --once-per prevents that, with a ledger"
-	u.log.Log(context.Background(), level, text, "event", "repeats")
+	f.u.log.Log(context.Background(), level, text, "event", "repeats")
 }
 
 // task is the work on an item. The item's key was checked before.
@@ -183,7 +181,7 @@ const itemVariable = "PGLEAD_ITEM"
 
 // summary says how many items ran, failed and were skipped: on a terminal, or
 // if there is something to report.
-func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
+func (f *eachFlags) summary(items int, t runner.Tally, err error) error {
 	text := fmt.Sprintf("%s: %d ran, %d of them failed; %d skipped: %d held elsewhere, %d already done",
 		plural(items, "item"), t.Ran, t.Failed, t.Held+t.Done+t.Paused, t.Held, t.Done)
 	if t.Paused > 0 {
@@ -200,9 +198,9 @@ func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
 		code = f.conflictCode
 	}
 	if code != 0 || err != nil {
-		u.log.Warn(text, "event", "summary")
+		f.u.log.Warn(text, "event", "summary")
 	} else {
-		u.log.Info(text, "event", "summary")
+		f.u.log.Info(text, "event", "summary")
 	}
 	if err != nil || code == 0 {
 		return err
@@ -223,8 +221,8 @@ type progress struct {
 	on      bool
 }
 
-func (f *eachFlags) progress(u *ui, items int) *progress {
-	return &progress{u: u, items: items, returns: f.wait.value > 0, on: u.hasStatus() && !f.quiet}
+func (f *eachFlags) progress(items int) *progress {
+	return &progress{u: f.u, items: items, returns: f.wait.value > 0, on: f.u.hasStatus() && !f.quiet}
 }
 
 // progressInterval is as fast as an eye can follow.

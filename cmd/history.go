@@ -24,8 +24,8 @@ type historyFlags struct {
 	since, every duration
 }
 
-func newHistoryCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := historyFlags{lookFlags: lookFlags{options: newOptions()}}
+func newHistoryCmd(u *ui) *cobra.Command {
+	f := historyFlags{lookFlags: lookFlags{options: newOptions(u)}}
 	f.output = choose("table", "json", "csv", "html")
 	cmd := &cobra.Command{
 		Use:        "history [KEY|PATTERN...] [flags]",
@@ -55,9 +55,9 @@ run was due and none started.`,
 			case cmd.Flags().Changed("every") && f.output.value != "html":
 				return usagef("only pglead history KEY -o html takes %s", sourceOf(cmd.Flags().Lookup("every")))
 			case len(keys) == 1 && !isPattern(keys[0]):
-				return f.history(u, cmd, keys[0], stdout)
+				return f.history(cmd, keys[0])
 			}
-			return f.list(u, cmd, keys, stdout)
+			return f.list(cmd, keys)
 		},
 	}
 	cmd.Flags().IntVarP(&f.last, "last", "n", 0,
@@ -70,7 +70,7 @@ run was due and none started.`,
 }
 
 // history shows the runs of one key.
-func (f *historyFlags) history(u *ui, cmd *cobra.Command, key string, stdout io.Writer) error {
+func (f *historyFlags) history(cmd *cobra.Command, key string) error {
 	write := map[string]func(io.Writer, pastRuns) error{
 		"table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport,
 	}[f.output.value]
@@ -83,12 +83,12 @@ func (f *historyFlags) history(u *ui, cmd *cobra.Command, key string, stdout io.
 	case f.output.value == "table" && f.since.value == 0:
 		most = tableRuns
 	}
-	return f.withLedgerOf(u, cmd, key, func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
+	return f.withLedgerOf(cmd, key, func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
 		h, err := ledger.ReadHistory(ctx, ask, ledger.Past{Key: key, IDs: ids, Since: f.since.value, Most: most})
 		if err != nil {
 			return err
 		}
-		return write(stdout, pastRuns{history: h, key: key, target: f.target(), since: f.since, every: f.every.value, width: foreground(os.Stdout)})
+		return write(cmd.OutOrStdout(), pastRuns{history: h, key: key, target: f.target(), since: f.since, every: f.every.value, width: foreground(os.Stdout)})
 	})
 }
 

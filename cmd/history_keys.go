@@ -25,12 +25,12 @@ type pastKeys struct {
 }
 
 // list shows the last run of each key that matches, or of all.
-func (f *historyFlags) list(u *ui, cmd *cobra.Command, patterns []string, stdout io.Writer) error {
+func (f *historyFlags) list(cmd *cobra.Command, patterns []string) error {
 	write := map[string]func(io.Writer, pastKeys) error{"table": writeKeys, "json": writeKeysJSON, "csv": writeKeysCSV}[f.output.value]
 	if write == nil {
 		return &usageError{err: fmt.Errorf("--output %s takes one KEY", f.output.value), hint: "pglead history KEY -o " + f.output.value}
 	}
-	return f.withLedgerToRead(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
+	return f.withLedgerToRead(cmd, func(ctx context.Context, ask ledger.Ask) error {
 		facts, err := ledger.FactsMatching(ctx, ask, patterns, mostMatched+1)
 		if err != nil {
 			return err
@@ -39,7 +39,7 @@ func (f *historyFlags) list(u *ui, cmd *cobra.Command, patterns []string, stdout
 			facts.List = facts.List[:mostMatched]
 			oldest := facts.List[mostMatched-1].Last.Started
 			if f.last == 0 && (f.since.value == 0 || facts.Now.Sub(oldest) <= f.since.value) {
-				u.log.Warn(fmt.Sprintf("more than %d locks are remembered; these are the latest", mostMatched), "event", "ledger")
+				f.u.log.Warn(fmt.Sprintf("more than %d locks are remembered; these are the latest", mostMatched), "event", "ledger")
 			}
 		}
 		p := pastKeys{facts: facts, target: f.target(), width: foreground(os.Stdout), none: "no runs"}
@@ -54,7 +54,7 @@ func (f *historyFlags) list(u *ui, cmd *cobra.Command, patterns []string, stdout
 		if f.last > 0 {
 			p.keys = p.keys[:min(len(p.keys), f.last)]
 		}
-		return write(stdout, p)
+		return write(cmd.OutOrStdout(), p)
 	})
 }
 

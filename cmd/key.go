@@ -63,8 +63,8 @@ func newKeyInfo(key, scheme string, id lockkey.ID) keyInfo {
 	return info
 }
 
-func newKeyCmd(stdout io.Writer) *cobra.Command {
-	o := newOptions()
+func newKeyCmd(u *ui) *cobra.Command {
+	o := newOptions(u)
 	cmd := &cobra.Command{
 		Use:   "key KEY...",
 		Short: "Print a lock's number, and the SQL that takes the same lock",
@@ -76,18 +76,18 @@ How a key becomes a number:
   pglead key --key-scheme with-advisory-lock nightly
   pglead key --key-scheme int -- -5
   pglead key --key-scheme all nightly`,
-		RunE: func(_ *cobra.Command, keys []string) error {
+		RunE: func(cmd *cobra.Command, keys []string) error {
 			if len(keys) == 0 {
 				return &usageError{err: errors.New("a key is missing"), hint: "pglead key invoice_gen/SUB-1234"}
 			}
 			if o.keyScheme == allSchemes {
-				return printSchemes(stdout, keys, o.output.value == "json")
+				return printSchemes(cmd.OutOrStdout(), keys, o.output.value == "json")
 			}
 			scheme, err := o.scheme()
 			if err != nil {
 				return err
 			}
-			return printKeys(stdout, scheme, keys, o.output.value == "json")
+			return printKeys(cmd.OutOrStdout(), scheme, keys, o.output.value == "json")
 		},
 	}
 	o.register(cmd.Flags(), "key-scheme output")

@@ -17,7 +17,7 @@ type leadFlags struct {
 
 func newLeadCmd(u *ui) *cobra.Command {
 	f := leadFlags{
-		options: newOptions(), firstDelay: duration{value: 3 * time.Second},
+		options: newOptions(u), firstDelay: duration{value: 3 * time.Second},
 		restart: choose(string(runner.RestartAlways), string(runner.RestartOnFailure), string(runner.RestartNever)),
 	}
 	cmd := &cobra.Command{
@@ -36,7 +36,7 @@ flags; 69, 77 or 78 if the database can't be used at the start.`,
 		Example:               `  pglead lead --key scheduler --lost-grace 2s -- ./scheduler`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := f.prepare(u, cmd, args, "pglead lead --key scheduler -- ./scheduler")
+			cfg, err := f.prepare(cmd, args, "pglead lead --key scheduler -- ./scheduler")
 			if err != nil {
 				return err
 			}

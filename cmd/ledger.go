@@ -28,8 +28,8 @@ type ledgerFlags struct {
 	yes            bool
 }
 
-func newLedgerCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := ledgerFlags{lookFlags: lookFlags{options: newOptions()}, older: duration{value: 90 * 24 * time.Hour}}
+func newLedgerCmd(u *ui) *cobra.Command {
+	f := ledgerFlags{lookFlags: lookFlags{options: newOptions(u)}, older: duration{value: 90 * 24 * time.Hour}}
 	cmd := &cobra.Command{
 		Use:   "ledger install|status|prune|uninstall [flags]",
 		Short: "Have the database remember runs",
@@ -50,9 +50,7 @@ else works.
   pglead ledger status`,
 		ValidArgs: []string{"install", "status", "prune", "uninstall"},
 		Args:      oneAction,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.ledger(u, cmd, args[0], stdout)
-		},
+		RunE:      func(cmd *cobra.Command, args []string) error { return f.ledger(cmd, args[0]) },
 	}
 	flags := cmd.Flags()
 	flags.IntVar(&f.keep, "keep", ledger.Keep, "install: remember the `N` newest runs of each key")
@@ -94,7 +92,7 @@ func ofAction(cmd *cobra.Command, action string) error {
 // mostKept is the ledger's own limit.
 const mostKept = 1_000_000
 
-func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io.Writer) error {
+func (f *ledgerFlags) ledger(cmd *cobra.Command, action string) error {
 	if err := ofAction(cmd, action); err != nil {
 		return err
 	}
@@ -105,22 +103,22 @@ func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io
 		f.keep = 0 // keep the present setting, or else the default
 	}
 	if f.sql {
-		_, err := io.WriteString(stdout, ledger.InstallSQL(f.plan()))
+		_, err := io.WriteString(cmd.OutOrStdout(), ledger.InstallSQL(f.plan()))
 		return err
 	}
-	if err := f.resolveServer(u, cmd); err != nil {
+	if err := f.resolveServer(cmd); err != nil {
 		return err
 	}
 	connect := f.withWriter
 	if action == "status" {
-		connect = func(do func(context.Context, *session.Client) error) error { return f.withReader(u, do) }
+		connect = func(do func(context.Context, *session.Client) error) error { return f.withReader(do) }
 	}
 	return connect(func(ctx context.Context, client *session.Client) error {
 		found, err := findLedger(ctx, client, f.target())
 		if err != nil {
 			return err
 		}
-		a := &ledgerAdmin{f, found, stdout}
+		a := &ledgerAdmin{f, found, cmd.OutOrStdout()}
 		do := map[string]func(context.Context) error{"install": a.install, "status": a.status, "prune": a.prune, "uninstall": a.uninstall}
 		return do[action](ctx)
 	})

@@ -41,7 +41,7 @@ func (f *lookFlags) lockFlags(flags *pflag.FlagSet) {
 
 // withLocksOf connects to the primary, asks for the locks of a key, and calls do with them.
 func (f *lookFlags) withLocksOf(
-	u *ui, cmd *cobra.Command, key string,
+	cmd *cobra.Command, key string,
 	do func(ctx context.Context, client *session.Client, claim lock.Claim, locks []*inspect.Lock) error,
 ) error {
 	f.keys = []string{key}
@@ -49,7 +49,7 @@ func (f *lookFlags) withLocksOf(
 	if err != nil {
 		return err
 	}
-	if err := f.resolveServer(u, cmd); err != nil {
+	if err := f.resolveServer(cmd); err != nil {
 		return err
 	}
 	return f.withPrimary(func(ctx context.Context, client *session.Client) error {
@@ -114,16 +114,16 @@ func oneKey(cmd *cobra.Command, args []string) error {
 }
 
 // resolveServer finds out where the locks are, and how to connect there.
-func (f *lookFlags) resolveServer(u *ui, cmd *cobra.Command) error {
+func (f *lookFlags) resolveServer(cmd *cobra.Command) error {
 	if err := f.checkTimeout(); err != nil {
 		return err
 	}
 	f.warnOnce = func(err error) {
 		_, hint := status(err)
-		u.say(slog.LevelWarn, err.Error()+"; pauses are not shown", hint, "event", "ledger")
+		f.u.say(slog.LevelWarn, err.Error()+"; pauses are not shown", hint, "event", "ledger")
 		f.warnOnce = func(error) {}
 	}
-	db, err := f.resolveDatabase(u, cmd, false)
+	db, err := f.resolveDatabase(cmd, false)
 	f.server = session.Config{
 		Database: db.config, ConnectTimeout: db.connectTimeout, ApplicationName: "pglead " + cmd.Name(),
 	}
@@ -149,13 +149,13 @@ func (f *lookFlags) withWriter(do func(ctx context.Context, client *session.Clie
 // withReader is withPrimary for a do that only reads the ledger. If there is no primary, a standby
 // answers, since it has a copy of the ledger. It can't know which runs are lost by now, since it
 // has none of the primary's locks.
-func (f *lookFlags) withReader(u *ui, do func(ctx context.Context, client *session.Client) error) error {
+func (f *lookFlags) withReader(do func(ctx context.Context, client *session.Client) error) error {
 	return withClient(func(ctx context.Context) (*session.Client, error) {
 		client, standby, err := session.OpenReader(ctx, f.server)
 		if err == nil && standby {
 			text := "a standby answers in " + f.target() +
 				": it may lag behind the primary, and can't know whether what it shows as running still runs"
-			u.say(slog.LevelWarn, text, session.OnStandby().Hint, "event", "ledger")
+			f.u.say(slog.LevelWarn, text, session.OnStandby().Hint, "event", "ledger")
 		}
 		return client, err
 	}, do)

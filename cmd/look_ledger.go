@@ -87,25 +87,25 @@ func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
 }
 
 // withLedgerOf connects to read the ledger, and calls do with the numbers that a key has in it.
-func (f *lookFlags) withLedgerOf(u *ui, cmd *cobra.Command, key string, do func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error) error {
+func (f *lookFlags) withLedgerOf(cmd *cobra.Command, key string, do func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error) error {
 	ids, err := f.remembered(key)
 	if err != nil {
 		return err
 	}
-	return f.withLedgerToRead(u, cmd, func(ctx context.Context, ask ledger.Ask) error { return do(ctx, ask, ids) })
+	return f.withLedgerToRead(cmd, func(ctx context.Context, ask ledger.Ask) error { return do(ctx, ask, ids) })
 }
 
 // withLedgerToRead connects to read the ledger. It fails if this role has none.
-func (f *lookFlags) withLedgerToRead(u *ui, cmd *cobra.Command, do func(ctx context.Context, ask ledger.Ask) error) error {
-	if err := f.resolveServer(u, cmd); err != nil {
+func (f *lookFlags) withLedgerToRead(cmd *cobra.Command, do func(ctx context.Context, ask ledger.Ask) error) error {
+	if err := f.resolveServer(cmd); err != nil {
 		return err
 	}
-	return f.withReader(u, f.requireLedger(do))
+	return f.withReader(f.requireLedger(do))
 }
 
 // withLedgerToWrite connects to write the ledger. It fails if this role has none.
-func (f *lookFlags) withLedgerToWrite(u *ui, cmd *cobra.Command, do func(ctx context.Context, ask ledger.Ask) error) error {
-	if err := f.resolveServer(u, cmd); err != nil {
+func (f *lookFlags) withLedgerToWrite(cmd *cobra.Command, do func(ctx context.Context, ask ledger.Ask) error) error {
+	if err := f.resolveServer(cmd); err != nil {
 		return err
 	}
 	return f.withWriter(f.requireLedger(do))

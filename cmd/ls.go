@@ -22,8 +22,8 @@ type lsFlags struct {
 	all, watch bool
 }
 
-func newLsCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := lsFlags{lookFlags: lookFlags{options: newOptions()}}
+func newLsCmd(u *ui) *cobra.Command {
+	f := lsFlags{lookFlags: lookFlags{options: newOptions(u)}}
 	f.output = choose("table", "wide", "json", "prometheus")
 	cmd := &cobra.Command{
 		Use:        "ls [PATTERN...] [flags]",
@@ -40,9 +40,7 @@ marked, with the grant that would show it.`,
   pglead ls 'import/*'
   cd /var/lib/prometheus/node-exporter &&
     pglead ls -o prometheus >pglead.new && mv pglead.new pglead.prom`,
-		RunE: func(cmd *cobra.Command, patterns []string) error {
-			return f.ls(u, cmd, patterns, stdout)
-		},
+		RunE: func(cmd *cobra.Command, patterns []string) error { return f.ls(cmd, patterns) },
 	}
 	flags := cmd.Flags()
 	f.register(flags, "output")
@@ -56,8 +54,8 @@ marked, with the grant that would show it.`,
 
 const watchInterval = 2 * time.Second
 
-func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Writer) error {
-	if err := f.resolveServer(u, cmd); err != nil {
+func (f *lsFlags) ls(cmd *cobra.Command, patterns []string) error {
+	if err := f.resolveServer(cmd); err != nil {
 		return err
 	}
 	screen := f.watch && isTerminal(os.Stdout) && overwrites()
@@ -67,14 +65,14 @@ func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Wri
 			// what is below.
 			text = "\x1b[H" + strings.ReplaceAll(text, "\n", eraseRest+"\n") + "\x1b[J"
 		}
-		_, err := io.WriteString(stdout, text)
+		_, err := io.WriteString(cmd.OutOrStdout(), text)
 		return err
 	}
 	for {
 		err := f.withPrimary(func(ctx context.Context, client *session.Client) error {
 			err := f.follow(ctx, client, patterns, show)
 			if err == nil && screen { // overwrite the ^C that the terminal shows
-				_, err = io.WriteString(stdout, "\r"+eraseRest)
+				_, err = io.WriteString(cmd.OutOrStdout(), "\r"+eraseRest)
 			}
 			return err
 		})

@@ -18,13 +18,13 @@ const missingPatience = 3 * time.Second
 // noteMissing notes in the ledger, if there is one, that a command should have run but
 // could not be executed: there may be a mistake in a crontab. It takes no lock, since
 // another node may have the command. If it fails, that is not worth a second error.
-func (o *options) noteMissing(u *ui, cmd *cobra.Command, claim lock.Claim, missing *child.LookupError) {
+func (o *options) noteMissing(cmd *cobra.Command, claim lock.Claim, missing *child.LookupError) {
 	if ledger.Mode(o.ledger.value) == ledger.Off {
 		return
 	}
 	status, _ := status(missing)
 	if err := o.tellMissing(cmd, claim, missing.Name, status); err != nil {
-		u.log.Info("the ledger was not told of it: "+err.Error(), "event", "ledger")
+		o.u.log.Info("the ledger was not told of it: "+err.Error(), "event", "ledger")
 	}
 }
 

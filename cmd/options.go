@@ -23,6 +23,8 @@ import (
 //	its text           REFERENCE.md, where a test looks for its name
 //	its script         testdata/script
 type options struct {
+	u *ui // what is said
+
 	keys                        []string
 	keyScheme                   string
 	shared                      bool
@@ -46,8 +48,9 @@ const (
 	leastLease   = 3 * time.Second // it leaves 0.6 s for a heartbeat
 )
 
-func newOptions() options {
+func newOptions(u *ui) options {
 	return options{
+		u:              u,
 		keyScheme:      lockkey.DefaultScheme,
 		slots:          1,
 		conflictCode:   exitConflict,

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -20,8 +19,8 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-func newPauseCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := lookFlags{options: newOptions()}
+func newPauseCmd(u *ui) *cobra.Command {
+	f := lookFlags{options: newOptions(u)}
 	var length duration
 	cmd := &cobra.Command{
 		Use:   "pause KEY|PATTERN [flags]",
@@ -46,7 +45,7 @@ one, and says so.`,
 			}
 			wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
 			pause := func(k rememberedKey, ctx context.Context) (string, error) { return k.pause(ctx, wish) }
-			return f.eachKey(u, cmd, args[0], stdout, forKeys{allMatching, pause})
+			return f.eachKey(cmd, args[0], forKeys{allMatching, pause})
 		},
 	}
 	cmd.Flags().Var(&length, "for", "how long, by the server's clock (default until pglead resume)")
@@ -56,8 +55,8 @@ one, and says so.`,
 	return cmd
 }
 
-func newResumeCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := lookFlags{options: newOptions()}
+func newResumeCmd(u *ui) *cobra.Command {
+	f := lookFlags{options: newOptions(u)}
 	cmd := &cobra.Command{
 		Use:        "resume KEY|PATTERN [flags]",
 		SuggestFor: []string{"unpause"},
@@ -68,7 +67,7 @@ Runs that wait for this start within some seconds.`,
   pglead resume 'import/*'`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.eachKey(u, cmd, args[0], stdout, forKeys{pausedMatching, rememberedKey.resume})
+			return f.eachKey(cmd, args[0], forKeys{pausedMatching, rememberedKey.resume})
 		},
 	}
 	f.lockFlags(cmd.Flags())
@@ -91,7 +90,7 @@ type forKeys struct {
 
 // eachKey does something with the given key, or with each key that matches a pattern, and writes
 // the result.
-func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, each forKeys) error {
+func (f *lookFlags) eachKey(cmd *cobra.Command, key string, each forKeys) error {
 	var ids []lockkey.ID
 	var err error
 	if !isPattern(key) {
@@ -99,7 +98,8 @@ func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, 
 			return err
 		}
 	}
-	return f.withLedgerToWrite(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
+	w := cmd.OutOrStdout()
+	return f.withLedgerToWrite(cmd, func(ctx context.Context, ask ledger.Ask) error {
 		keys := []rememberedKey{{ask: ask, key: key, ids: ids}}
 		if isPattern(key) {
 			facts, err := each.find(ctx, ask, key)
@@ -121,7 +121,7 @@ func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, 
 		}
 		switch {
 		case len(keys) == 0:
-			u.log.Warn("no key that is remembered matches "+printable(key), "event", "failed")
+			f.u.log.Warn("no key that is remembered matches "+printable(key), "event", "failed")
 			return &silentExit{code: exitNo}
 		case !changed: // by resume
 			_, err := fmt.Fprintln(w, printable(key)+": none was paused")

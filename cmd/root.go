@@ -109,7 +109,7 @@ kills the command and everything it started when the connection is lost.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if version {
-				return printVersion(stdout)
+				return printVersion(cmd)
 			}
 			_ = cmd.Help()
 			return usagef("a command is missing")
@@ -122,20 +122,19 @@ kills the command and everything it started when the connection is lost.`,
 	root.SetErr(u.w) // for completion's messages, which shells don't read
 	root.SetFlagErrorFunc(flagMistake)
 	wrapHelp(root)
-	makers := commands(u, stdout)
-	_, alone := makers[called]
-	cobra.EnableCommandSorting = false // help and the pages show them in the order of groups
-	for _, g := range groups() {
-		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
-		for _, name := range strings.Fields(g.names) {
-			if !alone || name == called {
-				cmd := makers[name]()
-				cmd.GroupID = g.title
-				root.AddCommand(cmd)
-			}
+	alone := slices.ContainsFunc(commands(), func(c command) bool { return c.name == called })
+	cobra.EnableCommandSorting = false // help and the pages show them in the order of commands
+	for _, c := range commands() {
+		if !root.ContainsGroup(c.group) {
+			root.AddGroup(&cobra.Group{ID: c.group, Title: c.group})
 		}
-		root.SetHelpCommandGroupID(g.title) // to the last
-		root.SetCompletionCommandGroupID(g.title)
+		if !alone || c.name == called {
+			cmd := c.make(u)
+			cmd.GroupID = c.group
+			root.AddCommand(cmd)
+		}
+		root.SetHelpCommandGroupID(c.group) // to the last
+		root.SetCompletionCommandGroupID(c.group)
 	}
 	root.CompletionOptions.DisableDefaultCmd = alone
 	for _, cmd := range root.Commands() {
@@ -151,42 +150,41 @@ kills the command and everything it started when the connection is lost.`,
 	return root
 }
 
-// commandGroup is a part of the help of all commands.
-type commandGroup struct{ title, names string }
-
-// groups has all commands, in the order of help: those for which pglead is there come first.
-func groups() []commandGroup {
-	return []commandGroup{
-		{"Run a command:", "run lead each"},
-		{"Look at locks, and hand over:", "ls who stepdown"},
-		{"Remember runs (ledger):", "history check pause resume ledger"},
-		{"Set up:", "doctor key version"},
-	}
+// command is one of pglead's commands. Those of a group have a heading in help.
+type command struct {
+	group, name string
+	make        func(u *ui) *cobra.Command
 }
 
-// commands has the function that makes each command, by its name. To add a command:
+// commands has all commands, in the order of help: those for which pglead is there come first. To add
+// one:
 //
 //	its function       in a file of its name, and here
-//	its group          in groups
 //	its exit statuses  exitMeanings in docs.go, and the lists of commands above it
 //	its arguments      addCompletions in complete.go
 //	its text           REFERENCE.md, and its name in testdata/script/usage.txtar, which checks that
 //	                   its help fits 80 columns
-func commands(u *ui, stdout io.Writer) map[string]func() *cobra.Command {
-	return map[string]func() *cobra.Command{
-		"run":      func() *cobra.Command { return newRunCmd(u) },
-		"lead":     func() *cobra.Command { return newLeadCmd(u) },
-		"each":     func() *cobra.Command { return newEachCmd(u) },
-		"ls":       func() *cobra.Command { return newLsCmd(u, stdout) },
-		"who":      func() *cobra.Command { return newWhoCmd(u, stdout) },
-		"stepdown": func() *cobra.Command { return newStepdownCmd(u, stdout) },
-		"history":  func() *cobra.Command { return newHistoryCmd(u, stdout) },
-		"check":    func() *cobra.Command { return newCheckCmd(u, stdout) },
-		"pause":    func() *cobra.Command { return newPauseCmd(u, stdout) },
-		"resume":   func() *cobra.Command { return newResumeCmd(u, stdout) },
-		"ledger":   func() *cobra.Command { return newLedgerCmd(u, stdout) },
-		"key":      func() *cobra.Command { return newKeyCmd(stdout) },
-		"doctor":   func() *cobra.Command { return newDoctorCmd(u, stdout) },
-		"version":  func() *cobra.Command { return newVersionCmd(stdout) },
+func commands() []command {
+	const (
+		run      = "Run a command:"
+		look     = "Look at locks, and hand over:"
+		remember = "Remember runs (ledger):"
+		setUp    = "Set up:"
+	)
+	return []command{
+		{run, "run", newRunCmd},
+		{run, "lead", newLeadCmd},
+		{run, "each", newEachCmd},
+		{look, "ls", newLsCmd},
+		{look, "who", newWhoCmd},
+		{look, "stepdown", newStepdownCmd},
+		{remember, "history", newHistoryCmd},
+		{remember, "check", newCheckCmd},
+		{remember, "pause", newPauseCmd},
+		{remember, "resume", newResumeCmd},
+		{remember, "ledger", newLedgerCmd},
+		{setUp, "doctor", newDoctorCmd},
+		{setUp, "key", newKeyCmd},
+		{setUp, "version", newVersionCmd},
 	}
 }

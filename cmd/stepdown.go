@@ -26,8 +26,8 @@ type stepdownFlags struct {
 	to    string
 }
 
-func newStepdownCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := stepdownFlags{lookFlags: lookFlags{options: newOptions()}}
+func newStepdownCmd(u *ui) *cobra.Command {
+	f := stepdownFlags{lookFlags: lookFlags{options: newOptions(u)}}
 	cmd := &cobra.Command{
 		Use:        "stepdown KEY [flags]",
 		SuggestFor: []string{"unlock", "release", "kill", "stop"},
@@ -47,8 +47,8 @@ holds the lock.`,
   pglead stepdown scheduler --to web2`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.withLocksOf(u, cmd, args[0], func(ctx context.Context, client *session.Client, claim lock.Claim, locks []*inspect.Lock) error {
-				h := handover{stepdownFlags: &f, out: stdout, client: client, claim: claim}
+			return f.withLocksOf(cmd, args[0], func(ctx context.Context, client *session.Client, claim lock.Claim, locks []*inspect.Lock) error {
+				h := handover{stepdownFlags: &f, out: cmd.OutOrStdout(), client: client, claim: claim}
 				return h.bring(ctx, locks)
 			})
 		},

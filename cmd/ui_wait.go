@@ -194,7 +194,8 @@ func (s *waitReport) due() time.Duration {
 
 // observe makes the runner tell people and systemd what it is doing. work says what this
 // process does while a command runs.
-func (o *options) observe(u *ui, cfg *runner.Config, work string) {
+func (o *options) observe(cfg *runner.Config, work string) {
+	u := o.u
 	s := &waitReport{u: u, cfg: cfg.Lock.Session, claim: cfg.Lock.Claim, out: outage{u: u}, began: time.Now()}
 	s.cfg.ApplicationName = "pglead"
 	cfg.CommandObserver.Started = s.end

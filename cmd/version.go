@@ -2,24 +2,23 @@ package cmd
 
 import (
 	"fmt"
-	"io"
 	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
 )
 
-func newVersionCmd(stdout io.Writer) *cobra.Command {
+func newVersionCmd(*ui) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  noArguments,
-		RunE:  func(*cobra.Command, []string) error { return printVersion(stdout) },
+		RunE:  func(cmd *cobra.Command, _ []string) error { return printVersion(cmd) },
 	}
 }
 
-func printVersion(stdout io.Writer) error {
-	_, err := fmt.Fprintln(stdout, versionLine())
+func printVersion(cmd *cobra.Command) error {
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
 	return err
 }
 

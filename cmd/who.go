@@ -16,8 +16,8 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-func newWhoCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := lookFlags{options: newOptions()}
+func newWhoCmd(u *ui) *cobra.Command {
+	f := lookFlags{options: newOptions(u)}
 	cmd := &cobra.Command{
 		Use:   "who KEY [flags]",
 		Short: "Show the holder of a key; exit 0 held, 1 free",
@@ -27,7 +27,7 @@ and 1 if the lock is free.`,
   pglead who render -o json`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.withLocksOf(u, cmd, args[0], func(ctx context.Context, client *session.Client, _ lock.Claim, locks []*inspect.Lock) error {
+			return f.withLocksOf(cmd, args[0], func(ctx context.Context, client *session.Client, _ lock.Claim, locks []*inspect.Lock) error {
 				ids, err := f.remembered(args[0])
 				if err != nil {
 					return err
@@ -38,7 +38,7 @@ and 1 if the lock is free.`,
 				if err != nil {
 					return err
 				}
-				return f.writeHolders(stdout, locks)
+				return f.writeHolders(cmd.OutOrStdout(), locks)
 			})
 		},
 	}
