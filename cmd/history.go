@@ -61,7 +61,7 @@ run was due and none started.`,
 		},
 	}
 	cmd.Flags().IntVarP(&f.last, "last", "n", 0,
-		fmt.Sprintf("the `N` newest (default %d runs of a key in a table, %d in html, else all)", tableRuns, mostReported))
+		fmt.Sprintf("the `N` newest (default %d runs of a key in a table, %d in html, else all)", tableRuns, mostOnPage))
 	cmd.Flags().Var(&f.since, "since", "only runs that started within this time, such as 36h or 7d")
 	cmd.Flags().Var(&f.every, "every", "html: how often a run is due (default: guessed from the runs)")
 	f.register(cmd.Flags(), "output")
@@ -72,14 +72,14 @@ run was due and none started.`,
 // history shows the runs of one key.
 func (f *historyFlags) history(cmd *cobra.Command, key string) error {
 	write := map[string]func(io.Writer, pastRuns) error{
-		"table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport,
+		"table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeHistoryPage,
 	}[f.output.value]
 	most := mostKept
 	switch {
 	case f.last > 0:
 		most = f.last
 	case f.output.value == "html":
-		most = mostReported
+		most = mostOnPage
 	case f.output.value == "table" && f.since.value == 0:
 		most = tableRuns
 	}
@@ -134,6 +134,17 @@ func (p pastRuns) result(i int) (result, remark string) {
 	return result, remark
 }
 
+// lasted says how long a run took, or has taken until now.
+func (p pastRuns) lasted(r ledger.Entry) string {
+	switch {
+	case r.Outcome == ledger.Running:
+		return roughly(p.history.Now.Sub(r.Started)) + "…"
+	case r.Ended.IsZero():
+		return ""
+	}
+	return took(r.Took())
+}
+
 // running says how long a run has lasted so far, and how long runs usually take.
 func (p pastRuns) running(r ledger.Entry) string {
 	text := "running " + roughly(p.history.Now.Sub(r.Started))
@@ -164,12 +175,8 @@ func writeHistory(w io.Writer, p pastRuns) error {
 			rows = append(rows, append(row, p.running(r)))
 			continue
 		}
-		lasted := ""
-		if !r.Ended.IsZero() {
-			lasted = took(r.Took())
-		}
 		result, remark := p.result(i)
-		rows = append(rows, append(row, lasted, visible.Text(result), remark))
+		rows = append(rows, append(row, p.lasted(r), visible.Text(result), remark))
 	}
 	var b strings.Builder
 	for _, line := range columns(rows, p.width, yielding{1, shorten}) {

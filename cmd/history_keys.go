@@ -80,16 +80,11 @@ func writeKeys(w io.Writer, p pastKeys) error {
 
 func (p pastKeys) row(r *remembrance) []string {
 	run, now := r.newest, p.facts.Now
-	result, _ := pastRuns{history: ledger.History{Runs: []ledger.Entry{run}}}.result(0)
-	row := []string{printable(r.key), whenExactly(run.Started, now), visible.Text(run.Host), "", visible.Text(result), "never"}
-	switch {
-	case run.Outcome == ledger.Running:
-		row[3] = roughly(now.Sub(run.Started)) + "…"
-		if r.running > 1 {
-			row[4] = fmt.Sprintf("%d running", r.running)
-		}
-	case !run.Ended.IsZero():
-		row[3] = took(run.Took())
+	past := pastRuns{history: ledger.History{Runs: []ledger.Entry{run}, Now: now}}
+	result, _ := past.result(0)
+	row := []string{printable(r.key), whenExactly(run.Started, now), visible.Text(run.Host), past.lasted(run), visible.Text(result), "never"}
+	if r.running > 1 && run.Outcome == ledger.Running {
+		row[4] = fmt.Sprintf("%d running", r.running)
 	}
 	if !r.success.Ended.IsZero() {
 		row[5] = roughly(now.Sub(r.success.Ended)) + " ago"

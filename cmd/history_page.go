@@ -5,33 +5,48 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 //go:embed history_page.css
-var reportStyle string
+var pageStyle string
 
-// markup builds HTML. html/template would do as well, but would make the program 2 MiB
-// larger for this one page: it keeps the linker from leaving out methods.
-type markup struct{ strings.Builder }
+// mostOnPage is how many runs a page has in its table.
+const mostOnPage = 1000
+
+// historyPage is the page of a history while it is written. In it, texts that others wrote have no
+// invisible characters, and no HTML.
+//
+// html/template would do as well, but would make the program 2 MiB larger for this one page: it keeps
+// the linker from leaving out methods.
+type historyPage struct {
+	strings.Builder
+	pastRuns
+	picture picture
+}
 
 // add writes HTML. Each %s in it stands for a text, in an element or in a quoted attribute.
-func (p *markup) add(format string, texts ...string) {
-	escaped := make([]any, len(texts))
-	for i, text := range texts {
-		escaped[i] = html.EscapeString(text)
+func (p *historyPage) add(format string, values ...any) {
+	for i, value := range values {
+		if text, ok := value.(string); ok {
+			values[i] = html.EscapeString(text)
+		}
 	}
-	fmt.Fprintf(p, format, escaped...)
+	fmt.Fprintf(p, format, values...)
 }
 
-func writeReport(w io.Writer, p pastRuns) error {
-	_, err := io.WriteString(w, newReport(p).page())
-	return err
-}
-
-func (r report) page() string {
-	var p markup
+func writeHistoryPage(w io.Writer, past pastRuns) error {
+	if past.history.Now.IsZero() {
+		past.history.Now = time.Now()
+	}
+	p := historyPage{pastRuns: past, picture: newPicture(past)}
+	key, some := visible.Text(past.key), len(past.history.Runs) > 0
 	p.add(`<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -41,134 +56,173 @@ func (r report) page() string {
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>%s: history</title>
 <style>
-`, r.Key)
-	_, _ = p.WriteString(reportStyle) // it never fails
+`, key)
+	_, _ = p.WriteString(pageStyle) // it never fails
 	p.add(`</style>
 </head>
 <body>
 <header>
 <h1>%s</h1>
 <p>%s</p>
-`, r.Key, r.Summary)
-	r.addLegend(&p)
+`, key, past.summary())
+	if some {
+		p.addLegend()
+	}
 	p.add("</header>\n")
-	if len(r.Lanes) > 0 {
-		r.addLanes(&p)
-		r.addColumns(&p)
-		r.addRows(&p)
+	if some {
+		p.addLanes(key)
+		p.addColumns(key)
+		p.addTable()
 	}
 	p.add("<footer>")
-	if len(r.Lanes) > 0 {
+	if some {
 		p.add("<p>Lost: nobody could say how the run ended; the next one starts when its command is dead for certain, " +
 			"at the latest after the lock-delay. Stopped: somebody asked it to end.</p>\n")
 	}
-	p.add("<p>Made %s by pglead history from %s. Times are %s.</p></footer>\n</body>\n</html>\n", r.Made, r.Target, r.Zone)
-	return p.String()
+	now := past.history.Now.Local()
+	zone, _ := now.Zone()
+	p.add("<p>Made %s by pglead history from %s. Times are %s.</p></footer>\n</body>\n</html>\n",
+		now.Format("Mon, 2 Jan 2006 15:04"), visible.Text(past.target), zone)
+	_, err := io.WriteString(w, p.String())
+	return err
 }
 
-func (r report) addLegend(p *markup) {
-	if len(r.Legend) == 0 {
-		return
+// summary answers a reader's first questions.
+func (p pastRuns) summary() string {
+	runs, now := p.history.Runs, p.history.Now
+	if len(runs) == 0 {
+		return "No run is remembered."
 	}
+	newest := func(of ledger.Outcome) int {
+		return slices.IndexFunc(runs, func(r ledger.Entry) bool { return r.Outcome == of })
+	}
+	text := ""
+	if i := newest(ledger.Running); i >= 0 {
+		text = fmt.Sprintf("Running on %s for %s. ", visible.Text(runs[i].Host), roughly(now.Sub(runs[i].Started)))
+	}
+	if i := newest(ledger.OK); i >= 0 {
+		text += fmt.Sprintf("Last success %s on %s, ended %s ago.", when(runs[i].Started, now), visible.Text(runs[i].Host), roughly(now.Sub(runs[i].Ended)))
+	} else {
+		text += "No success among these runs."
+	}
+	if usually := p.history.Usually(); usually > 0 {
+		text += " Usually takes " + took(usually) + "."
+	}
+	return text
+}
+
+// outcomes are the outcomes that the page knows, in the order of its legend.
+func outcomes() []ledger.Outcome {
+	return []ledger.Outcome{ledger.OK, ledger.Failed, ledger.Timeout, ledger.Lost, ledger.Killed, ledger.Stopped, ledger.Running}
+}
+
+// outcomeClass is an outcome that the page knows. Others look like failures.
+func outcomeClass(r ledger.Entry) string {
+	if slices.Contains(outcomes(), r.Outcome) {
+		return string(r.Outcome)
+	}
+	return string(ledger.Failed)
+}
+
+func (p *historyPage) addLegend() {
 	p.add("<ul class=\"legend\">\n")
-	for _, l := range r.Legend {
-		p.add(`<li><svg aria-hidden="true"><rect class="run %s" x="1" y="1" width="12" height="12" rx="1"/></svg><b>%s</b> %s</li>`+"\n",
-			l.Class, strconv.Itoa(l.Count), l.Class)
+	count := map[string]int{}
+	for _, r := range p.history.Runs {
+		count[outcomeClass(r)]++
 	}
-	if r.Delayed {
+	for _, outcome := range outcomes() {
+		if class := string(outcome); count[class] > 0 {
+			p.add(`<li><svg aria-hidden="true"><rect class="run %s" x="1" y="1" width="12" height="12" rx="1"/></svg><b>%d</b> %s</li>`+"\n",
+				class, count[class], class)
+		}
+	}
+	if slices.ContainsFunc(p.picture.runs, func(r ledger.Entry) bool { return r.Waited > 0 }) {
 		p.add(`<li><svg aria-hidden="true"><rect class="delay" x="1" y="1" width="12" height="12"/></svg>lock-delay</li>` + "\n")
 	}
-	if len(r.Missed) > 0 {
-		p.add(`<li><svg aria-hidden="true"><circle class="missed" cx="7" cy="7" r="5"/></svg><b>%s</b> due, nobody ran</li>`+"\n", strconv.Itoa(len(r.Missed)))
+	if missed := len(p.picture.missed); missed > 0 {
+		p.add(`<li><svg aria-hidden="true"><circle class="missed" cx="7" cy="7" r="5"/></svg><b>%d</b> due, nobody ran</li>`+"\n", missed)
 	}
 	p.add("</ul>\n")
 }
 
-func (r report) addLanes(p *markup) {
-	runs := plural(r.All, "run")
-	if r.Drawn < r.All {
-		runs = fmt.Sprintf("the newest %d of %s", r.Drawn, runs)
-	}
-	p.add(`<h2>When and where <small>%s</small></h2>
-<div class="picture">
-<svg class="lanes" height="%s" role="img" aria-label="Runs of %s by host and time">
-<defs><pattern id="hatch" patternUnits="userSpaceOnUse" width="6" height="6" patternTransform="rotate(45)">`+
-		`<line class="hatch" x1="0" y1="0" x2="0" y2="6"/></pattern></defs>
-`, runs, strconv.Itoa(r.Height), r.Key)
-	for _, m := range r.Axis {
-		class := ""
-		if m.Minor {
-			class = "minor"
-		}
-		p.add(`<line class="axis" x1="%s" x2="%s" y1="0" y2="%s"/><text x="%s" y="%s" text-anchor="middle" class="%s">%s</text>`+"\n",
-			m.X, m.X, strconv.Itoa(r.AxisY), m.X, strconv.Itoa(r.LabelY), class, m.Text)
-	}
-	for _, l := range r.Lanes {
-		p.add(`<text class="host" x="0" y="%s">%s</text>`+"\n", strconv.Itoa(l.TextY), l.Host)
-		p.add(`<rect class="ground" x="0" y="%s" width="100%%" height="20"/>`+"\n", strconv.Itoa(l.BarY))
-		for _, b := range l.Delays {
-			p.add(`<rect class="delay" x="%s" y="%s" width="%s" height="%s"><title>%s</title></rect>`+"\n", b.X, b.Y, b.Width, b.Height, b.Title)
-		}
-		for _, b := range l.Bars {
-			b.add(p)
-		}
-	}
-	if len(r.Missed) > 0 {
-		y := strconv.Itoa(r.MissedY)
-		p.add(`<text class="host" x="0" y="%s" dy="-16">due every %s, nobody ran</text>`+"\n", y, r.Every)
-		for _, m := range r.Missed {
-			p.add(`<circle class="missed" cx="%s" cy="%s" r="5"><title>%s</title></circle>`+"\n", m.X, y, m.Title)
-		}
-	}
-	p.add("</svg>\n</div>\n")
-}
-
-// add draws a run, with a link to its row.
-func (b bar) add(p *markup) {
-	p.add(`<a href="#%s"><rect class="run %s" x="%s" y="%s" width="%s" height="%s"><title>%s</title></rect>`,
-		b.Row, b.Class, b.X, b.Y, b.Width, b.Height, b.Title)
-	if b.Cut {
-		p.add(`<rect class="cut" x="%s" y="7" width="%s" height="4"/>`, b.X, b.Width)
-	}
-	p.add("</a>\n")
-}
-
-func (r report) addColumns(p *markup) {
-	longest := r.Longest
-	if r.Cut {
-		longest += " (cut off)"
-	}
-	if r.Usually != "" {
-		longest += ", usually " + r.Usually + " (dashed)"
-	}
-	p.add(`<h2>How long <small>the same runs, the oldest first; longest %s</small></h2>
-<div class="picture">
-<svg class="columns" height="100" role="img" aria-label="How long the runs of %s took">
-<line class="axis" x1="0" x2="100%%" y1="96.5" y2="96.5"/>
-`, longest, r.Key)
-	for _, b := range r.Columns {
-		b.add(p)
-	}
-	if r.Usually != "" {
-		p.add(`<line class="usual" x1="0" x2="100%%" y1="%s" y2="%s"><title>usually %s</title></line>`+"\n", r.UsuallyY, r.UsuallyY, r.Usually)
-	}
-	p.add("</svg>\n</div>\n")
-}
-
-func (r report) addRows(p *markup) {
+// addTable writes a row for each run. What is wide is hidden on a phone.
+func (p *historyPage) addTable() {
 	p.add(`<h2>Runs</h2>
 <table>
 <thead><tr><th>Started</th><th>Host</th><th>Took</th><th>Result</th>` +
 		`<th class="wide">Command</th><th class="wide">User</th><th class="wide">Process</th><th class="wide">Token</th></tr></thead>
 <tbody>
 `)
-	for _, row := range r.Rows {
-		p.add(`<tr id="%s"><td class="time" title="%s">%s<span class="wide">%s</span></td>`, row.ID, row.Instant, row.Started, row.Seconds)
-		p.add(`<td class="host" title="%s">%s<span class="wide">%s</span></td>`, row.Host+row.Domain, row.Host, row.Domain)
-		p.add(`<td class="time">%s</td>`, row.Took)
-		p.add(`<td class="result %s">%s <span>%s</span></td>`, row.Class, row.Result, row.Remark)
-		p.add(`<td class="wide">%s</td><td class="wide">%s</td><td class="wide">%s</td><td class="wide">%s</td></tr>`+"\n",
-			row.Command, row.User, row.Process, row.Token)
+	now, short := p.history.Now, shortNames(p.history.Runs)
+	for i, r := range p.history.Runs {
+		started, seconds := when(r.Started, now), ""
+		if exactly := whenExactly(r.Started, now); strings.HasPrefix(exactly, started) {
+			seconds = exactly[len(started):]
+		}
+		host, domain := visible.Text(r.Host), ""
+		if short {
+			name, _, _ := strings.Cut(host, ".")
+			host, domain = name, host[len(name):]
+		}
+		result, remark := p.result(i)
+		p.add(`<tr id="%s"><td class="time" title="%s">%s<span class="wide">%s</span></td>`, rowOf(r), instant(r), started, seconds)
+		p.add(`<td class="host" title="%s">%s<span class="wide">%s</span></td>`, host+domain, host, domain)
+		p.add(`<td class="time">%s</td>`, p.lasted(r))
+		p.add(`<td class="result %s">%s <span>%s</span></td>`, outcomeClass(r), visible.Text(result), remark)
+		p.add(`<td class="wide">%s</td><td class="wide">%s</td><td class="wide">%d</td><td class="wide">%s</td></tr>`+"\n",
+			visible.Text(r.Command), visible.Text(r.User), r.PID, tokenOf(r))
 	}
 	p.add("</tbody>\n</table>\n")
+}
+
+// shortNames says whether the hosts' names differ without their domains.
+func shortNames(runs []ledger.Entry) bool {
+	of := map[string]string{}
+	for _, run := range runs {
+		name, _, _ := strings.Cut(run.Host, ".")
+		if other, known := of[name]; name == "" || strings.Trim(name, "0123456789") == "" || known && other != run.Host {
+			return false
+		}
+		of[name] = run.Host
+	}
+	return true
+}
+
+// rowOf is the name of a run's row.
+func rowOf(r ledger.Entry) string {
+	if r.Missing() {
+		return "m" + strconv.FormatInt(r.Started.UnixMicro(), 10)
+	}
+	return "t" + strconv.FormatInt(r.Token, 10)
+}
+
+func instant(r ledger.Entry) string { return r.Started.Local().Format("2006-01-02 15:04:05 -07:00") }
+
+// tokenOf is empty for a run whose command could not be executed.
+func tokenOf(r ledger.Entry) string {
+	if r.Missing() {
+		return ""
+	}
+	return strconv.FormatInt(r.Token, 10)
+}
+
+// title is the text about a run that a reader sees when pointing at it.
+func (p pastRuns) title(i int) string {
+	r := p.history.Runs[i]
+	result, remark := p.result(i)
+	text := fmt.Sprintf("%s on %s\n%s", instant(r), visible.Text(r.Host), visible.Text(result))
+	if lasted := p.lasted(r); lasted != "" {
+		text += ", " + lasted
+	}
+	if r.Status != nil {
+		text += fmt.Sprintf(", exit status %d", *r.Status)
+	}
+	if remark != "" {
+		text += "; " + remark
+	}
+	text += fmt.Sprintf("\n%s, process %d of %s", visible.Text(r.Command), r.PID, visible.Text(r.User))
+	if token := tokenOf(r); token != "" {
+		text += "\ntoken " + token
+	}
+	return text
 }

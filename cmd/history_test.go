@@ -219,9 +219,9 @@ func parsePage(t *testing.T, page string) (elements []element) {
 	}
 }
 
-// TestReport: the page has every run twice in pictures and once in its table, and
+// TestPage: the page has every run twice in pictures and once in its table, and
 // nothing that others wrote is more than text in it.
-func TestReport(t *testing.T) {
+func TestPage(t *testing.T) {
 	p := theNight()
 	const evil = `</title><script>alert("x")</script>'"&<img src=http://evil.example/>` + "\x1b[31m\u202e"
 	p.key = "nightly" + evil
@@ -235,7 +235,7 @@ func TestReport(t *testing.T) {
 	p.every = 24 * time.Hour
 	p.history.Runs[2].Host, p.history.Runs[2].Command, p.history.Runs[2].User = "web3"+evil, evil, evil
 	var out strings.Builder
-	if err := writeReport(&out, p); err != nil {
+	if err := writeHistoryPage(&out, p); err != nil {
 		t.Fatal(err)
 	}
 	page := out.String()
@@ -300,9 +300,9 @@ func TestReport(t *testing.T) {
 	}
 }
 
-func TestReportOfNothing(t *testing.T) {
+func TestPageOfNothing(t *testing.T) {
 	var out strings.Builder
-	if err := writeReport(&out, pastRuns{key: "nightly", target: "db"}); err != nil {
+	if err := writeHistoryPage(&out, pastRuns{key: "nightly", target: "db"}); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), "No run is remembered.") || strings.Contains(out.String(), "<table>") {
@@ -310,8 +310,8 @@ func TestReportOfNothing(t *testing.T) {
 	}
 }
 
-// TestReportScale: whatever the times are, what is drawn is in the picture.
-func TestReportScale(t *testing.T) {
+// TestPageScale: whatever the times are, what is drawn is in the picture.
+func TestPageScale(t *testing.T) {
 	now := time.Date(2026, 11, 22, 5, 0, 0, 0, time.Local)
 	for _, gap := range []time.Duration{0, time.Millisecond, time.Second, time.Minute, time.Hour, 24 * time.Hour, 100 * 24 * time.Hour} {
 		var runs []ledger.Entry
@@ -319,17 +319,30 @@ func TestReportScale(t *testing.T) {
 			started := now.Add(-gap * time.Duration(i+1))
 			runs = append(runs, ledger.Entry{Host: fmt.Sprint("web", i%3), Token: int64(i), Started: started, Ended: started.Add(gap / 2), Waited: gap, Outcome: "ok"})
 		}
-		r := newReport(pastRuns{history: ledger.History{Runs: runs, Now: now}, key: "k"})
-		if r.Drawn != mostDrawn || r.All != 150 || len(r.Rows) != 150 || len(r.Axis) > 9 {
-			t.Errorf("%v apart: %d drawn of %d, %d marks", gap, r.Drawn, r.All, len(r.Axis))
+		var out strings.Builder
+		if err := writeHistoryPage(&out, pastRuns{history: ledger.History{Runs: runs, Now: now}, key: "k"}); err != nil {
+			t.Fatal(err)
 		}
-		for _, l := range r.Lanes {
-			for _, b := range append(l.Bars, l.Delays...) {
+		drawn, rows, marks := 0, 0, 0
+		for _, e := range parsePage(t, out.String()) {
+			class, at, wide := e.attributes["class"], e.attributes["x"], e.attributes["width"]
+			switch {
+			case e.name == "tr" && e.attributes["id"] != "":
+				rows++
+			case e.name == "line" && class == "axis":
+				marks++
+			case e.name == "rect" && strings.HasSuffix(at, "%"):
 				var x, width float64
-				if _, err := fmt.Sscanf(b.X+" "+b.Width, "%f%% %f%%", &x, &width); err != nil || x < 0 || x+width > 100.05 {
-					t.Errorf("%v apart: from %s, wide %s: %v", gap, b.X, b.Width, err)
+				if _, err := fmt.Sscanf(at+" "+wide, "%f%% %f%%", &x, &width); err != nil || x < 0 || x+width > 100.05 {
+					t.Errorf("%v apart: from %s, wide %s: %v", gap, at, wide, err)
+				}
+				if strings.HasPrefix(class, "run ") {
+					drawn++
 				}
 			}
+		}
+		if drawn != 2*mostDrawn || rows != 150 || marks > 10 || !strings.Contains(out.String(), "the newest 100 of 150 runs") {
+			t.Errorf("%v apart: %d drawn, %d rows, %d marks", gap, drawn, rows, marks)
 		}
 	}
 }

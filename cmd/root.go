@@ -17,7 +17,7 @@
 //	table, text, json              the table of ls, and how texts and JSON are written
 //	metrics                        ls -o prometheus
 //	history_keys                   history of several keys
-//	history_report, history_page   history -o html
+//	history_page, history_picture  history -o html
 //	complete, docs                 completions, and the pages of packages
 package cmd
 
