@@ -2,7 +2,6 @@ package cmd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -35,7 +34,7 @@ makes up for failures.`,
 				if cmd.Flags().Changed("within") {
 					what = within.String() + " is too short"
 				}
-				return &usageError{err: errors.New("--within " + what + ": how old may the last success be?"), hint: "pglead check nightly --within 25h"}
+				return usagef("pglead check nightly --within 25h", "--within %s: how old may the last success be?", what)
 			}
 			return f.withLedgerOf(cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
 				verdict, err := ledger.Check(ctx, ask, args[0], ids, within.value)
@@ -43,8 +42,8 @@ makes up for failures.`,
 				case err != nil:
 					return err
 				case !verdict.Known && isPattern(args[0]): // a key may have a * in it, and then it has run
-					return &usageError{err: errors.New("check takes one key, and no run is remembered of " + printable(args[0])),
-						hint: "pglead history " + visible.ShellWord(args[0]) + " shows the keys that match"}
+					return usagef("pglead history "+visible.ShellWord(args[0])+" shows the keys that match",
+						"check takes one key, and no run is remembered of %s", printable(args[0]))
 				}
 				return f.pronounce(cmd.OutOrStdout(), args[0], within.value, verdict)
 			})

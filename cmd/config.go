@@ -126,10 +126,10 @@ func (o *options) claim() (claim lock.Claim, keys []string, err error) {
 	ids := map[string]lockkey.ID{}
 	for _, key := range o.keys {
 		if _, twice := ids[key]; twice {
-			return claim, nil, usagef("--key %s is given twice", printable(key))
+			return claim, nil, usagef("", "--key %s is given twice", printable(key))
 		}
 		if ids[key], err = scheme.ID(key); err != nil {
-			return claim, nil, usagef("--key %s: %w", printable(key), err)
+			return claim, nil, usagef("", "--key %s: %w", printable(key), err)
 		}
 	}
 	keys = slices.Clone(o.keys)
@@ -138,13 +138,13 @@ func (o *options) claim() (claim lock.Claim, keys []string, err error) {
 		claim.Keys = keys
 		gate, err := scheme.Gate(keys[0])
 		if err != nil {
-			return claim, nil, usagef("--slots: %w", err)
+			return claim, nil, usagef("", "--slots: %w", err)
 		}
 		claim.Gate = &gate
 		for i := range o.slots {
 			id, err := scheme.Slot(keys[0], i+1)
 			if err != nil {
-				return claim, nil, usagef("--slots: %w", err)
+				return claim, nil, usagef("", "--slots: %w", err)
 			}
 			claim.IDs = append(claim.IDs, id)
 		}

@@ -38,10 +38,8 @@ func chooseDatabase(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 	dsn, source := flag.Value.String(), sourceOf(flag)
 	switch {
 	case dsn == "" && os.Getenv(envName("dsn")) == withheld:
-		return database{}, &usageError{
-			err:  fmt.Errorf("%s is withheld: an outer pglead was given a connection string and did not pass it on", envName("dsn")),
-			hint: "give this pglead its own --dsn, or the outer one --pass-dsn",
-		}
+		return database{}, usagef("give this pglead its own --dsn, or the outer one --pass-dsn",
+			"%s is withheld: an outer pglead was given a connection string and did not pass it on", envName("dsn"))
 	case dsn == "":
 		// The user's environment names the database, and the command finds it there, too.
 		source = "the PG* variables"

@@ -2,7 +2,6 @@ package cmd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -159,20 +158,20 @@ func (f *eachFlags) split(cmd *cobra.Command, args []string) (items, command []s
 	if dash := cmd.ArgsLenAtDash(); dash >= 0 {
 		items, args = args[:dash], args[dash:]
 	} else if len(args) > 0 {
-		return nil, nil, &usageError{err: errors.New("-- is missing between the items and the command"), hint: example}
+		return nil, nil, usagef(example, "-- is missing between the items and the command")
 	}
 	if err := f.check(cmd.Flags(), args, example); err != nil {
 		return nil, nil, err
 	}
 	switch {
 	case len(f.keys) > 1:
-		err = usagef("--key is given %d times: {} in it stands for the item", len(f.keys))
+		err = usagef("", "--key is given %d times: {} in it stands for the item", len(f.keys))
 	case !strings.Contains(f.keys[0], placeholder):
-		err = &usageError{err: fmt.Errorf("--key %s: {} is missing, which stands for the item", printable(f.keys[0])), hint: example}
+		err = usagef(example, "--key %s: {} is missing, which stands for the item", printable(f.keys[0]))
 	case f.parallel < 1 || f.parallel > mostParallel:
-		err = usagef("--parallel %d: from 1 to %d", f.parallel, mostParallel)
+		err = usagef("", "--parallel %d: from 1 to %d", f.parallel, mostParallel)
 	case len(items) > 0 && f.argFile != "":
-		err = usagef("items come from the command line or from %s, not from both", sourceOf(cmd.Flags().Lookup("arg-file")))
+		err = usagef("", "items come from the command line or from %s, not from both", sourceOf(cmd.Flags().Lookup("arg-file")))
 	}
 	return items, args, err
 }

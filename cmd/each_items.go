@@ -34,12 +34,12 @@ func (f *eachFlags) list(given []string) (*itemList, error) {
 	} else {
 		var err error
 		if file, err = os.Open(l.name); err != nil {
-			return nil, &usageError{err: fmt.Errorf("--arg-file: %w", err)}
+			return nil, usagef("", "--arg-file: %w", err)
 		}
 	}
 	defer file.Close()
 	if info, err := file.Stat(); err == nil && info.IsDir() {
-		return nil, usagef("--arg-file: %s is a directory", l.name)
+		return nil, usagef("", "--arg-file: %s is a directory", l.name)
 	}
 	return l, l.keep(file)
 }
@@ -65,7 +65,7 @@ func (l *itemList) keep(from io.Reader) error {
 		_, err = io.Copy(file, io.MultiReader(&head, from))
 	}
 	if err != nil {
-		return &explainedError{error: fmt.Errorf("copy the items from %s: %w", l.name, err), hint: "TMPDIR names the directory for a copy of a long list"}
+		return explain(fmt.Errorf("copy the items from %s: %w", l.name, err), "", "TMPDIR names the directory for a copy of a long list")
 	}
 	return nil
 }
@@ -159,17 +159,17 @@ func (l *itemList) check(good func(item string) error) (n int, err error) {
 			bad = errors.New("it contains a line's end")
 		}
 		if bad != nil {
-			bad = usagef("item %d, %s: %w", n, printable(shorten(item, mostShown)), bad)
+			bad = usagef("", "item %d, %s: %w", n, printable(shorten(item, mostShown)), bad)
 		}
 		return bad == nil
 	}); err != nil {
-		return n, &usageError{err: fmt.Errorf("read item %d from %s: %w", n+1, l.name, err)}
+		return n, usagef("", "read item %d from %s: %w", n+1, l.name, err)
 	}
 	switch {
 	case bad != nil:
 		return n, bad
 	case n == 0 && l.copy == nil:
-		return n, usagef("the items on the command line are all empty")
+		return n, usagef("", "the items on the command line are all empty")
 	}
 	l.checked = n
 	return n, nil

@@ -43,34 +43,33 @@ const (
 	exitSignalBase    = 128
 )
 
-// usageError is a mistake on the command line or in a PGLEAD_ variable.
-type usageError struct {
-	err  error
-	hint string
-}
-
-func (e *usageError) Error() string { return e.err.Error() }
-func (e *usageError) Unwrap() error { return e.err }
-
-func usagef(format string, args ...any) error {
-	return &usageError{err: fmt.Errorf(format, args...)}
-}
-
-// explainedError is an error with a text or a hint for the user of this very command. An empty one
-// leaves the error's own.
+// explainedError is an error as the user of this very command has to see it.
 type explainedError struct {
 	error
-	text, hint string
+	code int    // the exit status
+	text string // in place of the error's own, or empty
+	hint string
 }
 
 func (e *explainedError) Unwrap() error { return e.error }
 func (e *explainedError) Error() string { return cmp.Or(e.text, e.error.Error()) }
 
+// explain gives an error another text or another hint. An empty one leaves what there is.
+func explain(err error, text, hint string) error {
+	code, known := status(err)
+	return &explainedError{err, code, text, cmp.Or(hint, known)}
+}
+
+// usagef is a mistake on the command line or in a PGLEAD_ variable. The hint may be empty.
+func usagef(hint, format string, args ...any) error {
+	return &explainedError{error: fmt.Errorf(format, args...), code: exitUsage, hint: hint}
+}
+
 // withWait adds to a full server's refusal a hint to --wait, unless it was given.
 func (o *options) withWait(err error) error {
 	var refused *session.Error
 	if o.wait.value == 0 && errors.As(err, &refused) && refused.Full {
-		return &explainedError{error: err, hint: "--wait tries again until a connection is free"}
+		return explain(err, "", "--wait tries again until a connection is free")
 	}
 	return err
 }
@@ -87,9 +86,9 @@ func unstarted(err error, what string, database *pgconn.Config) error {
 	case errors.As(err, new(*runner.LockLostError)):
 		return err
 	case errors.As(err, &ledgers) && ledgers.Says != "":
-		return &explainedError{error: err, text: what + " was not started: the ledger in " + where + ": " + ledgers.Says}
+		return explain(err, what+" was not started: the ledger in "+where+": "+ledgers.Says, "")
 	case errors.As(err, new(*session.LostError)):
-		return &explainedError{error: err, text: what + " was not started: the session in " + where + " was lost: " + err.Error()}
+		return explain(err, what+" was not started: the session in "+where+" was lost: "+err.Error(), "")
 	}
 	return err
 }
@@ -103,16 +102,6 @@ type silentExit struct {
 
 func (e *silentExit) Error() string { return "all has been said" }
 
-// refusedError is a lock that is held elsewhere, or a pause. Its exit status is the one that -E
-// asks for.
-type refusedError struct {
-	error
-	code int
-	hint string
-}
-
-func (e *refusedError) Unwrap() error { return e.error }
-
 // exit turns the end of a subcommand into pglead's: it says why, and returns the exit status,
 // or dies of the same signal as the command.
 func exit(u *ui, err error) int {
@@ -120,10 +109,11 @@ func exit(u *ui, err error) int {
 	u.endStatus()
 	var (
 		interrupted *runner.InterruptedError
-		refused     *refusedError
 		silent      *silentExit
 		finished    *ledger.DoneError
+		held        *lock.ConflictError
 	)
+	code, hint := status(err)
 	switch {
 	case err == nil:
 		return 0
@@ -141,27 +131,24 @@ func exit(u *ui, err error) int {
 	case errors.As(err, &interrupted):
 		u.log.Info(err.Error(), "event", "interrupted")
 		return dieOf(u, interrupted.Signal)
-	case errors.As(err, &refused):
-		u.refuse(refused)
-		return refused.code
+	case errors.As(err, &held):
+		u.refuse(held, code)
+		return code
+	case errors.As(err, new(*ledger.PausedError)):
+		u.say(slog.LevelWarn, err.Error(), hint, "event", "paused", "code", code)
+		return code
 	}
-	code, hint := status(err)
 	u.say(slog.LevelError, u.inVain(err), hint, "event", "failed", "code", code)
 	return code
 }
 
-// refuse says why the command didn't start.
-func (u *ui) refuse(e *refusedError) {
-	var held *lock.ConflictError
-	if !errors.As(e, &held) {
-		u.say(slog.LevelWarn, e.Error(), e.hint, "event", "paused", "code", e.code)
-		return
-	}
-	attrs := []any{"event", "conflict", "code", e.code}
+// refuse says who has the lock.
+func (u *ui) refuse(held *lock.ConflictError, code int) {
+	attrs := []any{"event", "conflict", "code", code}
 	if len(held.Holders) > 0 {
 		attrs = append(attrs, "holder", held.Holders[0].String())
 	}
-	text := e.Error()
+	text := held.Error()
 	if ownHolder(held) {
 		text += "; that is the pglead under which this one runs"
 	}
@@ -178,7 +165,6 @@ func dieOf(u *ui, sig unix.Signal) int {
 func status(err error) (code int, hint string) {
 	var (
 		explained *explainedError
-		usage     *usageError
 		sess      *session.Error
 		lost      *runner.LockLostError
 		gone      *session.LostError
@@ -187,11 +173,10 @@ func status(err error) (code int, hint string) {
 		proc      *child.NoProcError
 	)
 	switch {
+	case err == nil:
+		return 0, ""
 	case errors.As(err, &explained):
-		code, hint = status(explained.error)
-		return code, cmp.Or(explained.hint, hint)
-	case errors.As(err, &usage):
-		return exitUsage, usage.hint
+		return explained.code, explained.hint
 	case errors.As(err, &lookup):
 		return lookup.ExitStatus(), lookupHint(lookup)
 	case errors.As(err, &proc):
@@ -240,9 +225,9 @@ func (o *options) end(outcome runner.Outcome, err error) error {
 	var paused *ledger.PausedError
 	switch {
 	case errors.As(err, &conflict):
-		return &refusedError{conflict, o.conflictCode, ""}
+		return &explainedError{error: conflict, code: o.conflictCode}
 	case errors.As(err, &paused):
-		return &refusedError{paused, o.conflictCode, o.resumption(paused)}
+		return &explainedError{error: paused, code: o.conflictCode, hint: o.resumption(paused)}
 	case err != nil:
 		return err
 	case outcome.Asked.Has(runner.ByTimeout):

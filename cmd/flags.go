@@ -52,7 +52,7 @@ func fromEnvironment(flags *pflag.FlagSet) error {
 		}
 		for _, v := range values {
 			if err := flags.Set(f.Name, v); err != nil {
-				failed = &usageError{err: badValue(envName(f.Name), f, value, errors.Unwrap(err))}
+				failed = usagef("", "%w", badValue(envName(f.Name), f, value, errors.Unwrap(err)))
 				return
 			}
 		}
@@ -100,7 +100,7 @@ func (c *choice) list() string {
 func checkChoices(flags *pflag.FlagSet) (err error) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		if c, ok := f.Value.(*choice); ok && err == nil && c.value != f.DefValue && !slices.Contains(c.words, c.value) {
-			err = usagef("--%s %s: %s", f.Name, printable(c.value), c.list())
+			err = usagef("", "--%s %s: %s", f.Name, printable(c.value), c.list())
 		}
 	})
 	return err

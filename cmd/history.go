@@ -49,11 +49,11 @@ run was due and none started.`,
 		RunE: func(cmd *cobra.Command, keys []string) error {
 			switch {
 			case f.last < 0 || cmd.Flags().Changed("last") && f.last == 0:
-				return usagef("--last %d: from 1", f.last)
+				return usagef("", "--last %d: from 1", f.last)
 			case cmd.Flags().Changed("since") && f.since.value <= 0:
-				return usagef("--since must be longer than 0")
+				return usagef("", "--since must be longer than 0")
 			case cmd.Flags().Changed("every") && f.output.value != "html":
-				return usagef("only pglead history KEY -o html takes %s", sourceOf(cmd.Flags().Lookup("every")))
+				return usagef("", "only pglead history KEY -o html takes %s", sourceOf(cmd.Flags().Lookup("every")))
 			case len(keys) == 1 && !isPattern(keys[0]):
 				return f.history(cmd, keys[0])
 			}

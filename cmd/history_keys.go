@@ -28,7 +28,7 @@ type pastKeys struct {
 func (f *historyFlags) list(cmd *cobra.Command, patterns []string) error {
 	write := map[string]func(io.Writer, pastKeys) error{"table": writeKeys, "json": writeKeysJSON, "csv": writeKeysCSV}[f.output.value]
 	if write == nil {
-		return &usageError{err: fmt.Errorf("--output %s takes one KEY", f.output.value), hint: "pglead history KEY -o " + f.output.value}
+		return usagef("pglead history KEY -o "+f.output.value, "--output %s takes one KEY", f.output.value)
 	}
 	return f.withLedgerToRead(cmd, func(ctx context.Context, ask ledger.Ask) error {
 		facts, err := ledger.FactsMatching(ctx, ask, patterns, mostMatched+1)

@@ -1,7 +1,6 @@
 package cmd
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -78,7 +77,7 @@ How a key becomes a number:
   pglead key --key-scheme all nightly`,
 		RunE: func(cmd *cobra.Command, keys []string) error {
 			if len(keys) == 0 {
-				return &usageError{err: errors.New("a key is missing"), hint: "pglead key invoice_gen/SUB-1234"}
+				return usagef("pglead key invoice_gen/SUB-1234", "a key is missing")
 			}
 			if o.keyScheme == allSchemes {
 				return printSchemes(cmd.OutOrStdout(), keys, o.output.value == "json")
@@ -101,9 +100,9 @@ func (o *options) scheme() (lockkey.Scheme, error) {
 	scheme, ok := lockkey.SchemeByName(o.keyScheme)
 	switch {
 	case o.keyScheme == allSchemes:
-		return scheme, usagef("only pglead key takes --key-scheme %s", allSchemes)
+		return scheme, usagef("", "only pglead key takes --key-scheme %s", allSchemes)
 	case !ok:
-		return scheme, &usageError{err: errors.New("--key-scheme " + printable(o.keyScheme) + " is not known"), hint: "pglead key --help lists them"}
+		return scheme, usagef("pglead key --help lists them", "--key-scheme %s is not known", printable(o.keyScheme))
 	}
 	return scheme, nil
 }
@@ -121,7 +120,7 @@ func printKeys(w io.Writer, scheme lockkey.Scheme, keys []string, asJSON bool) e
 	for _, key := range keys {
 		id, err := scheme.ID(key)
 		if err != nil {
-			return usagef("%s: %w", printable(key), err)
+			return usagef("", "%s: %w", printable(key), err)
 		}
 		k := newKeyInfo(key, scheme.Name, id)
 		if !asJSON {
@@ -149,7 +148,7 @@ func printSchemes(w io.Writer, keys []string, asJSON bool) error {
 	for _, key := range keys {
 		err := lockkey.Check(key)
 		if err != nil {
-			return usagef("%s: %w", printable(key), err)
+			return usagef("", "%s: %w", printable(key), err)
 		}
 		if !asJSON {
 			fmt.Fprintf(&b, "%s\n"+columns, printable(key), "scheme", "number", "classid", "objid", "objsubid", "what it is")

@@ -3,7 +3,6 @@ package cmd
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -70,20 +69,20 @@ func oneAction(cmd *cobra.Command, args []string) error {
 	hint := "one of " + strings.Join(cmd.ValidArgs, ", ") + "; see " + cmd.CommandPath() + " --help"
 	switch {
 	case len(args) == 0:
-		return &usageError{err: errors.New("what to do with the ledger is missing"), hint: hint}
+		return usagef(hint, "what to do with the ledger is missing")
 	case len(args) > 1:
-		return &usageError{err: fmt.Errorf("%s takes one action, not %d: %s", cmd.CommandPath(), len(args), printable(args[1])), hint: hint}
+		return usagef(hint, "%s takes one action, not %d: %s", cmd.CommandPath(), len(args), printable(args[1]))
 	case slices.Contains(cmd.ValidArgs, args[0]):
 		return nil
 	}
-	return &usageError{err: fmt.Errorf("unknown action %q", args[0]), hint: meaning(nearest(args[0], cmd.ValidArgs), hint)}
+	return usagef(meaning(nearest(args[0], cmd.ValidArgs), hint), "unknown action %q", args[0])
 }
 
 // ofAction refuses flags that the action does not have.
 func ofAction(cmd *cobra.Command, action string) error {
 	for flag, of := range map[string]string{"keep": "install", "sql": "install", "published": "install", "older": "prune", "yes": "uninstall", "output": "status"} {
 		if cmd.Flags().Changed(flag) && action != of {
-			return usagef("only pglead ledger %s takes %s", of, sourceOf(cmd.Flags().Lookup(flag)))
+			return usagef("", "only pglead ledger %s takes %s", of, sourceOf(cmd.Flags().Lookup(flag)))
 		}
 	}
 	return nil
@@ -97,7 +96,7 @@ func (f *ledgerFlags) ledger(cmd *cobra.Command, action string) error {
 		return err
 	}
 	if f.keep < 1 || f.keep > mostKept {
-		return usagef("--keep %d: from 1 to %d", f.keep, mostKept)
+		return usagef("", "--keep %d: from 1 to %d", f.keep, mostKept)
 	}
 	if !cmd.Flags().Changed("keep") {
 		f.keep = 0 // keep the present setting, or else the default
@@ -296,7 +295,7 @@ func (a *ledgerAdmin) confirm(ctx context.Context) error {
 		what += fmt.Sprintf(", with %s of %s", plural(s.Runs, "run"), plural(s.Keys, "key"))
 	}
 	if !isTerminal(os.Stdin) || !isTerminal(os.Stderr) {
-		return &usageError{err: fmt.Errorf("this would remove %s", what), hint: "--yes says that this is meant"}
+		return usagef("--yes says that this is meant", "this would remove %s", what)
 	}
 	fmt.Fprintf(os.Stderr, "This removes %s. Go on? [y/N] ", what)
 	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input means no

@@ -2,8 +2,6 @@ package cmd
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"os/signal"
 	"slices"
@@ -103,14 +101,14 @@ func (f *lookFlags) locksOf(ctx context.Context, client *session.Client, claim l
 }
 
 func oneKey(cmd *cobra.Command, args []string) error {
-	err := errors.New("a key is missing")
-	switch {
-	case len(args) == 1:
+	example := cmd.CommandPath() + " invoice_gen/SUB-1234"
+	switch len(args) {
+	case 0:
+		return usagef(example, "a key is missing")
+	case 1:
 		return nil
-	case len(args) > 1:
-		err = fmt.Errorf("%s takes one key, not %d", cmd.CommandPath(), len(args))
 	}
-	return &usageError{err: err, hint: cmd.CommandPath() + " invoice_gen/SUB-1234"}
+	return usagef(example, "%s takes one key, not %d", cmd.CommandPath(), len(args))
 }
 
 // resolveServer finds out where the locks are, and how to connect there.

@@ -71,7 +71,7 @@ func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
 	}
 	id, err := scheme.ID(key)
 	if err != nil {
-		return nil, usagef("%s: %w", printable(key), err)
+		return nil, usagef("", "%s: %w", printable(key), err)
 	}
 	ids := []lockkey.ID{id}
 	slots := f.slots

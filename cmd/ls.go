@@ -168,7 +168,7 @@ func matcher(patterns []string) (func(key string) bool, error) {
 	}
 	matches, err := regexp.Compile("(?s)^(" + strings.Join(expressions, "|") + ")$")
 	if err != nil { // it is not UTF-8
-		return nil, usagef("the pattern can't be read: %w", err)
+		return nil, usagef("", "the pattern can't be read: %w", err)
 	}
 	return matches.MatchString, nil
 }

@@ -33,7 +33,7 @@ func unknownCommand(root *cobra.Command, word string) error {
 			names = append(names, cmd.Name())
 		}
 	}
-	return &usageError{err: fmt.Errorf("unknown command %q", word), hint: meaning(strings.Join(names, " or "), "see pglead --help")}
+	return usagef(meaning(strings.Join(names, " or "), "see pglead --help"), "unknown command %q", word)
 }
 
 // meaning is a hint: what may have been meant, if anything, and where to look.
@@ -77,9 +77,9 @@ func refuseShells(root *cobra.Command) {
 		cmd.RunE = func(_ *cobra.Command, words []string) error {
 			hint := "one of " + strings.Join(shells, ", ") + "; see pglead completion --help"
 			if len(words) == 0 {
-				return &usageError{err: errors.New("the shell to complete for is missing"), hint: hint}
+				return usagef(hint, "the shell to complete for is missing")
 			}
-			return &usageError{err: fmt.Errorf("unknown shell %q", words[0]), hint: meaning(nearest(words[0], shells), hint)}
+			return usagef(meaning(nearest(words[0], shells), hint), "unknown shell %q", words[0])
 		}
 		cmd.Args = cobra.ArbitraryArgs
 	}
@@ -92,7 +92,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	case !cmd.HasParent():
 		return unknownCommand(cmd, args[0])
 	}
-	return &usageError{err: fmt.Errorf("%s takes no argument: %s", cmd.CommandPath(), printable(args[0])), hint: "see " + cmd.CommandPath() + " --help"}
+	return usagef("see "+cmd.CommandPath()+" --help", "%s takes no argument: %s", cmd.CommandPath(), printable(args[0]))
 }
 
 // flagMistake suggests what was meant by a flag that can't be read.
@@ -126,7 +126,7 @@ func flagMistake(cmd *cobra.Command, err error) error {
 	case errors.As(err, &value):
 		err = badValue("--"+value.GetFlag().Name, value.GetFlag(), value.GetValue(), value.Unwrap())
 	}
-	return &usageError{err: err, hint: hint}
+	return usagef(hint, "%w", err)
 }
 
 // borrowed is a hint for a flag that flock or consul lock has.
@@ -155,7 +155,7 @@ func misplacedFlag(err error) error {
 	case flagOfRun(cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName())):
 		hint = "flags follow the command, as in: pglead run --key KEY -- COMMAND"
 	}
-	return &usageError{err: err, hint: hint}
+	return usagef(hint, "%w", err)
 }
 
 // flagOfRun says whether pglead run has a flag of this name.
@@ -188,7 +188,7 @@ func checkValues(flags *pflag.FlagSet) (err error) {
 			values = list.GetSlice()
 		}
 		if slices.Contains(values, "--") && err == nil {
-			err = &usageError{err: noValue(sourceOf(f))}
+			err = usagef("", "%w", noValue(sourceOf(f)))
 		}
 	})
 	return err

@@ -39,9 +39,9 @@ one, and says so.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case cmd.Flags().Changed("for") && length.value < time.Second:
-				return usagef("--for %s is too short: at least 1s", &length)
+				return usagef("", "--for %s is too short: at least 1s", &length)
 			case !utf8.ValidString(f.note):
-				return usagef("--note is not UTF-8")
+				return usagef("", "--note is not UTF-8")
 			}
 			wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
 			pause := func(k rememberedKey, ctx context.Context) (string, error) { return k.pause(ctx, wish) }
@@ -151,10 +151,7 @@ func tooMany(pattern string, facts ledger.Facts) error {
 	if len(facts.List) <= mostMatched {
 		return nil
 	}
-	return &usageError{
-		err:  fmt.Errorf("%s stands for more than %d locks", printable(pattern), mostMatched),
-		hint: "a narrower pattern, several times",
-	}
+	return usagef("a narrower pattern, several times", "%s stands for more than %d locks", printable(pattern), mostMatched)
 }
 
 // keysOf are the keys of these locks, in their order. A key that is the number itself is another

@@ -112,7 +112,7 @@ kills the command and everything it started when the connection is lost.`,
 				return printVersion(cmd)
 			}
 			_ = cmd.Help()
-			return usagef("a command is missing")
+			return usagef("", "a command is missing")
 		},
 		SilenceErrors: true, // exit prints them, once
 		SilenceUsage:  true,

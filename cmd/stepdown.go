@@ -3,7 +3,6 @@ package cmd
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -86,7 +85,7 @@ func (h *handover) bring(ctx context.Context, locks []*inspect.Lock) error {
 		fmt.Fprintln(h.out, h.freeText())
 		return &silentExit{code: exitNo}
 	case prepared >= 0:
-		return &usageError{err: errors.New("there is no session to ask or to end: the lock is held by " + h.former[prepared].String())}
+		return usagef("", "there is no session to ask or to end: the lock is held by %s", h.former[prepared])
 	case h.to != "" && !slices.ContainsFunc(waiters, func(w inspect.View) bool { return w.Where() == h.to }):
 		return noSuchWaiter(h.keys[0], h.to, waiters)
 	case h.force:
@@ -126,7 +125,7 @@ func noSuchWaiter(key, to string, waiters []inspect.View) error {
 	if len(hosts) > 0 {
 		hint = "pglead waits on " + few(hosts, most)
 	}
-	return &usageError{err: fmt.Errorf("--to %s: no pglead on that host waits for %s", printable(to), printable(key)), hint: hint}
+	return usagef(hint, "--to %s: no pglead on that host waits for %s", printable(to), printable(key))
 }
 
 // ask asks the holders to step down, and returns how long the request has to last: each holder
@@ -135,7 +134,7 @@ func (h *handover) ask(ctx context.Context) (patience time.Duration, err error) 
 	var ids []lockkey.ID
 	for _, holder := range h.former {
 		if !holder.Pglead() {
-			return 0, &usageError{err: errors.New("the lock is held by " + holder.String()), hint: "it can't be asked; --force ends its session"}
+			return 0, usagef("it can't be asked; --force ends its session", "the lock is held by %s", holder)
 		}
 		lease := cmp.Or(holder.Lease, defaultLease) // a holder may not show its lease
 		patience = max(patience, holder.Delay+leasetime.BeatEvery(lease)+askMargin)
