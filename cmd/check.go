@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/visible"
@@ -36,7 +35,11 @@ makes up for failures.`,
 				}
 				return usagef("pglead check nightly --within 25h", "--within %s: how old may the last success be?", what)
 			}
-			return f.withLedgerOf(cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
+			ids, err := f.remembered(args[0])
+			if err != nil {
+				return err
+			}
+			return f.withLedger(cmd, f.openReader, func(ctx context.Context, ask ledger.Ask) error {
 				verdict, err := ledger.Check(ctx, ask, args[0], ids, within.value)
 				switch {
 				case err != nil:

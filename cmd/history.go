@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -83,7 +82,11 @@ func (f *historyFlags) history(cmd *cobra.Command, key string) error {
 	case f.output.value == "table" && f.since.value == 0:
 		most = tableRuns
 	}
-	return f.withLedgerOf(cmd, key, func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
+	ids, err := f.remembered(key)
+	if err != nil {
+		return err
+	}
+	return f.withLedger(cmd, f.openReader, func(ctx context.Context, ask ledger.Ask) error {
 		h, err := ledger.ReadHistory(ctx, ask, ledger.Past{Key: key, IDs: ids, Since: f.since.value, Most: most})
 		if err != nil {
 			return err

@@ -30,7 +30,7 @@ func (f *historyFlags) list(cmd *cobra.Command, patterns []string) error {
 	if write == nil {
 		return usagef("pglead history KEY -o "+f.output.value, "--output %s takes one KEY", f.output.value)
 	}
-	return f.withLedgerToRead(cmd, func(ctx context.Context, ask ledger.Ask) error {
+	return f.withLedger(cmd, f.openReader, func(ctx context.Context, ask ledger.Ask) error {
 		facts, err := ledger.FactsMatching(ctx, ask, patterns, mostMatched+1)
 		if err != nil {
 			return err

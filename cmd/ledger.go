@@ -105,14 +105,11 @@ func (f *ledgerFlags) ledger(cmd *cobra.Command, action string) error {
 		_, err := io.WriteString(cmd.OutOrStdout(), ledger.InstallSQL(f.plan()))
 		return err
 	}
-	if err := f.resolveServer(cmd); err != nil {
-		return err
-	}
-	connect := f.withWriter
+	open := openWriter
 	if action == "status" {
-		connect = func(do func(context.Context, *session.Client) error) error { return f.withReader(do) }
+		open = f.openReader
 	}
-	return connect(func(ctx context.Context, client *session.Client) error {
+	return f.connect(cmd, open, func(ctx context.Context, client *session.Client) error {
 		found, err := findLedger(ctx, client, f.target())
 		if err != nil {
 			return err

@@ -20,8 +20,7 @@ import (
 type lookFlags struct {
 	options
 	server session.Config // how to connect; set by resolveServer
-
-	warnOnce func(err error) // reports an error that need not end the command; set by resolveServer
+	warned bool           // that pauses are not shown
 }
 
 // serverFlags say where the locks are.
@@ -47,10 +46,7 @@ func (f *lookFlags) withLocksOf(
 	if err != nil {
 		return err
 	}
-	if err := f.resolveServer(cmd); err != nil {
-		return err
-	}
-	return f.withPrimary(func(ctx context.Context, client *session.Client) error {
+	return f.connect(cmd, session.OpenClient, func(ctx context.Context, client *session.Client) error {
 		claim, locks, err := f.locksOf(ctx, client, claim)
 		if err != nil {
 			return err
@@ -111,15 +107,13 @@ func oneKey(cmd *cobra.Command, args []string) error {
 	return usagef(example, "%s takes one key, not %d", cmd.CommandPath(), len(args))
 }
 
-// resolveServer finds out where the locks are, and how to connect there.
+// resolveServer finds out, once, where the locks are, and how to connect there.
 func (f *lookFlags) resolveServer(cmd *cobra.Command) error {
+	if f.server.Database != nil {
+		return nil
+	}
 	if err := f.checkTimeout(); err != nil {
 		return err
-	}
-	f.warnOnce = func(err error) {
-		_, hint := status(err)
-		f.u.say(slog.LevelWarn, err.Error()+"; pauses are not shown", hint, "event", "ledger")
-		f.warnOnce = func(error) {}
 	}
 	db, err := f.resolveDatabase(cmd, false)
 	f.server = session.Config{
@@ -130,41 +124,38 @@ func (f *lookFlags) resolveServer(cmd *cobra.Command) error {
 
 func (f *lookFlags) target() string { return session.Target(f.server.Database) }
 
-// withPrimary connects to the primary, and calls do with the connection. A signal ends do's
-// context.
-func (f *lookFlags) withPrimary(do func(ctx context.Context, client *session.Client) error) error {
-	return withClient(func(ctx context.Context) (*session.Client, error) { return session.OpenClient(ctx, f.server) }, do)
-}
+// opener opens a connection: session.OpenClient to the primary, openWriter to the primary, to change
+// the ledger, and openReader to read the ledger.
+type opener func(ctx context.Context, server session.Config) (*session.Client, error)
 
-// withWriter is withPrimary with a connection that may write, to change the ledger.
-func (f *lookFlags) withWriter(do func(ctx context.Context, client *session.Client) error) error {
-	return f.withPrimary(func(ctx context.Context, client *session.Client) error {
+func openWriter(ctx context.Context, server session.Config) (*session.Client, error) {
+	client, err := session.OpenClient(ctx, server)
+	if err == nil {
 		client.MayWrite()
-		return do(ctx, client)
-	})
+	}
+	return client, err
 }
 
-// withReader is withPrimary for a do that only reads the ledger. If there is no primary, a standby
-// answers, since it has a copy of the ledger. It can't know which runs are lost by now, since it
-// has none of the primary's locks.
-func (f *lookFlags) withReader(do func(ctx context.Context, client *session.Client) error) error {
-	return withClient(func(ctx context.Context) (*session.Client, error) {
-		client, standby, err := session.OpenReader(ctx, f.server)
-		if err == nil && standby {
-			text := "a standby answers in " + f.target() +
-				": it may lag behind the primary, and can't know whether what it shows as running still runs"
-			f.u.say(slog.LevelWarn, text, session.OnStandby().Hint, "event", "ledger")
-		}
-		return client, err
-	}, do)
+// openReader connects to a standby if there is no primary, since it has a copy of the ledger. It can't
+// know which runs are lost by now, since it has none of the primary's locks.
+func (f *lookFlags) openReader(ctx context.Context, server session.Config) (*session.Client, error) {
+	client, standby, err := session.OpenReader(ctx, server)
+	if err == nil && standby {
+		text := "a standby answers in " + f.target() +
+			": it may lag behind the primary, and can't know whether what it shows as running still runs"
+		f.u.say(slog.LevelWarn, text, session.OnStandby().Hint, "event", "ledger")
+	}
+	return client, err
 }
 
-// withClient opens a connection, calls do with it, and closes it. A signal ends the context of
-// both.
-func withClient(open func(ctx context.Context) (*session.Client, error), do func(ctx context.Context, client *session.Client) error) error {
+// connect opens a connection, calls do with it, and closes it. A signal ends the context of both.
+func (f *lookFlags) connect(cmd *cobra.Command, open opener, do func(ctx context.Context, client *session.Client) error) error {
+	if err := f.resolveServer(cmd); err != nil {
+		return err
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	client, err := open(ctx)
+	client, err := open(ctx, f.server)
 	if err != nil {
 		return err
 	}

@@ -13,10 +13,11 @@ import (
 )
 
 // asking lets the ledger ask over a client's connection. If somebody has locked a table, the server
-// gives up after 3 s.
-func asking(client *session.Client) ledger.Ask {
+// gives up after 3 s. Refusals name the ledger in these words.
+func asking(client *session.Client, ledgers string) ledger.Ask {
 	return func(ctx context.Context, sql string) ([][]string, error) {
-		return client.Query(ctx, "SET LOCAL lock_timeout = '3s'", sql)
+		rows, err := client.Query(ctx, "SET LOCAL lock_timeout = '3s'", sql)
+		return rows, ledger.Rejected(err, ledgers)
 	}
 }
 
@@ -30,7 +31,7 @@ type foundLedger struct {
 
 func findLedger(ctx context.Context, client *session.Client, target string) (foundLedger, error) {
 	where := visible.Text(target)
-	ask := named(asking(client), where)
+	ask := asking(client, "the ledger in "+where)
 	access, role, err := ledger.ReadAccess(ctx, ask)
 	return foundLedger{ask, access, role, where}, err
 }
@@ -52,11 +53,12 @@ func (f foundLedger) denial() error {
 
 // grantedLedger asks over a client's connection. It is nil if this role has no ledger there.
 func grantedLedger(ctx context.Context, client *session.Client) (ledger.Ask, error) {
-	f, err := findLedger(ctx, client, "")
-	if err != nil || f.access != ledger.Granted {
+	ask := asking(client, "the ledger")
+	access, _, err := ledger.ReadAccess(ctx, ask)
+	if err != nil || access != ledger.Granted {
 		return nil, err
 	}
-	return f.ask, nil
+	return ask, nil
 }
 
 // remembered are the numbers under which the ledger may have a key: its own, and those of
@@ -86,34 +88,9 @@ func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
 	return ids, nil
 }
 
-// withLedgerOf connects to read the ledger, and calls do with the numbers that a key has in it.
-func (f *lookFlags) withLedgerOf(cmd *cobra.Command, key string, do func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error) error {
-	ids, err := f.remembered(key)
-	if err != nil {
-		return err
-	}
-	return f.withLedgerToRead(cmd, func(ctx context.Context, ask ledger.Ask) error { return do(ctx, ask, ids) })
-}
-
-// withLedgerToRead connects to read the ledger. It fails if this role has none.
-func (f *lookFlags) withLedgerToRead(cmd *cobra.Command, do func(ctx context.Context, ask ledger.Ask) error) error {
-	if err := f.resolveServer(cmd); err != nil {
-		return err
-	}
-	return f.withReader(f.requireLedger(do))
-}
-
-// withLedgerToWrite connects to write the ledger. It fails if this role has none.
-func (f *lookFlags) withLedgerToWrite(cmd *cobra.Command, do func(ctx context.Context, ask ledger.Ask) error) error {
-	if err := f.resolveServer(cmd); err != nil {
-		return err
-	}
-	return f.withWriter(f.requireLedger(do))
-}
-
-// requireLedger makes do a function of a connection, which fails if this role has no ledger there.
-func (f *lookFlags) requireLedger(do func(ctx context.Context, ask ledger.Ask) error) func(context.Context, *session.Client) error {
-	return func(ctx context.Context, client *session.Client) error {
+// withLedger connects, and calls do with the ledger. It fails if this role has none.
+func (f *lookFlags) withLedger(cmd *cobra.Command, open opener, do func(ctx context.Context, ask ledger.Ask) error) error {
+	return f.connect(cmd, open, func(ctx context.Context, client *session.Client) error {
 		found, err := findLedger(ctx, client, f.target())
 		if err == nil {
 			err = found.denial()
@@ -122,19 +99,7 @@ func (f *lookFlags) requireLedger(do func(ctx context.Context, ask ledger.Ask) e
 			return err
 		}
 		return do(ctx, found.ask)
-	}
-}
-
-// named makes the ledger's refusals say which ledger it is.
-func named(ask ledger.Ask, where string) ledger.Ask {
-	return func(ctx context.Context, sql string) ([][]string, error) {
-		rows, err := ask(ctx, sql)
-		what := "the ledger"
-		if where != "" {
-			what += " in " + where
-		}
-		return rows, ledger.Rejected(err, what)
-	}
+	})
 }
 
 // isPattern says whether an argument stands for several keys, as in ls.

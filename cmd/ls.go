@@ -55,9 +55,6 @@ marked, with the grant that would show it.`,
 const watchInterval = 2 * time.Second
 
 func (f *lsFlags) ls(cmd *cobra.Command, patterns []string) error {
-	if err := f.resolveServer(cmd); err != nil {
-		return err
-	}
 	screen := f.watch && isTerminal(os.Stdout) && overwrites()
 	show := func(text string) error {
 		if screen {
@@ -69,7 +66,7 @@ func (f *lsFlags) ls(cmd *cobra.Command, patterns []string) error {
 		return err
 	}
 	for {
-		err := f.withPrimary(func(ctx context.Context, client *session.Client) error {
+		err := f.connect(cmd, session.OpenClient, func(ctx context.Context, client *session.Client) error {
 			err := f.follow(ctx, client, patterns, show)
 			if err == nil && screen { // overwrite the ^C that the terminal shows
 				_, err = io.WriteString(cmd.OutOrStdout(), "\r"+eraseRest)

@@ -3,7 +3,6 @@ package cmd
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,9 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
 
@@ -45,7 +42,7 @@ one, and says so.`,
 			}
 			wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
 			pause := func(k rememberedKey, ctx context.Context) (string, error) { return k.pause(ctx, wish) }
-			return f.eachKey(cmd, args[0], forKeys{allMatching, pause})
+			return f.eachKey(cmd, args[0], allMatching, pause)
 		},
 	}
 	cmd.Flags().Var(&length, "for", "how long, by the server's clock (default until pglead resume)")
@@ -67,7 +64,7 @@ Runs that wait for this start within some seconds.`,
   pglead resume 'import/*'`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.eachKey(cmd, args[0], forKeys{pausedMatching, rememberedKey.resume})
+			return f.eachKey(cmd, args[0], pausedMatching, rememberedKey.resume)
 		},
 	}
 	f.lockFlags(cmd.Flags())
@@ -82,15 +79,13 @@ type rememberedKey struct {
 	matched bool // by a pattern
 }
 
-// forKeys says how pause or resume finds the keys that match a pattern, and what it does with each.
-type forKeys struct {
-	find func(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Facts, error)
-	do   func(k rememberedKey, ctx context.Context) (text string, err error)
-}
-
-// eachKey does something with the given key, or with each key that matches a pattern, and writes
-// the result.
-func (f *lookFlags) eachKey(cmd *cobra.Command, key string, each forKeys) error {
+// eachKey does something with the given key, or with each key that find finds for a pattern, and
+// writes the result.
+func (f *lookFlags) eachKey(
+	cmd *cobra.Command, key string,
+	find func(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Facts, error),
+	do func(k rememberedKey, ctx context.Context) (text string, err error),
+) error {
 	var ids []lockkey.ID
 	var err error
 	if !isPattern(key) {
@@ -99,10 +94,10 @@ func (f *lookFlags) eachKey(cmd *cobra.Command, key string, each forKeys) error 
 		}
 	}
 	w := cmd.OutOrStdout()
-	return f.withLedgerToWrite(cmd, func(ctx context.Context, ask ledger.Ask) error {
+	return f.withLedger(cmd, openWriter, func(ctx context.Context, ask ledger.Ask) error {
 		keys := []rememberedKey{{ask: ask, key: key, ids: ids}}
 		if isPattern(key) {
-			facts, err := each.find(ctx, ask, key)
+			facts, err := find(ctx, ask, key)
 			if err != nil {
 				return err
 			}
@@ -110,7 +105,7 @@ func (f *lookFlags) eachKey(cmd *cobra.Command, key string, each forKeys) error 
 		}
 		changed := false
 		for _, k := range keys {
-			text, err := each.do(k, ctx)
+			text, err := do(k, ctx)
 			if err == nil && text != "" {
 				changed = true
 				_, err = fmt.Fprintln(w, text)
@@ -227,88 +222,4 @@ func pausedText(key string, before ledger.Pause, facts ledger.Facts) string {
 		text += "; " + strings.Join(runs, ", ")
 	}
 	return text
-}
-
-// pauseOf is the -o json form of a pause, or nil.
-func pauseOf(key string, p ledger.Pause) *inspect.Pause {
-	if !p.Paused() {
-		return nil
-	}
-	of := &inspect.Pause{Key: key, Text: visible.Text(p.String()), By: p.By, Note: p.Note}
-	if p.Until.Before(ledger.Endless()) {
-		of.Until = &p.Until
-	}
-	return of
-}
-
-// withPauses adds the pauses to the locks, and adds free locks that are paused.
-func (f *lookFlags) withPauses(
-	ctx context.Context, client *session.Client, locks []*inspect.Lock, wants func(key string, id lockkey.ID) bool,
-) ([]*inspect.Lock, error) {
-	ask, err := grantedLedger(ctx, client)
-	if ask == nil {
-		return locks, err
-	}
-	paused, err := ledger.Pauses(ctx, ask, mostRemembered)
-	if unreadable(err) {
-		f.warnOnce(err)
-		return locks, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	for _, fact := range paused.List {
-		key, id := fact.Last.Key, fact.Last.ID
-		if !wants(key, id) {
-			continue
-		}
-		i := slices.IndexFunc(locks, func(l *inspect.Lock) bool { return l.Number() == id && l.Database == paused.Database })
-		if i < 0 {
-			i = len(locks)
-			locks = append(locks, inspect.Free(paused.Database, key, id))
-		}
-		locks[i].Paused = pauseOf(key, fact.Pause)
-	}
-	return locks, nil
-}
-
-// unreadable says whether the ledger can't be read now. The command can still say who has the locks.
-func unreadable(err error) bool {
-	return errors.As(err, new(*ledger.LockedError)) || session.Undefined(err)
-}
-
-// pausesOf are the pauses of the locks.
-func pausesOf(locks []*inspect.Lock) (pauses []*inspect.Pause) {
-	for _, l := range locks {
-		if l.Paused != nil {
-			pauses = append(pauses, l.Paused)
-		}
-	}
-	return pauses
-}
-
-// pausedLines say which keys are paused, one a line, with at most this many columns; 0 means
-// no limit.
-func pausedLines(pauses []*inspect.Pause, width int) (lines []string) {
-	const leastKey = 16
-	for _, p := range pauses {
-		key, rest := printable(p.Key), ": no start "+p.Text
-		line := key + rest
-		if width > 0 {
-			line = shorten(squeeze(key, max(leastKey, width-cells(rest)))+rest, width)
-		}
-		if !slices.Contains(lines, line) {
-			lines = append(lines, line)
-		}
-	}
-	return lines
-}
-
-// pausesText is the text below a table about pauses.
-func pausesText(pauses []*inspect.Pause, width int) string {
-	lines := pausedLines(pauses, width)
-	if len(lines) == 0 {
-		return ""
-	}
-	return "\n" + strings.Join(lines, "\n") + "\n"
 }

@@ -6,6 +6,7 @@
 //	missing                        the ledger's note of a command that can't be executed
 //	each_items                     the list of each
 //	look, look_ledger              the commands that look at locks, or at the ledger
+//	look_pauses                    what those show of pauses
 //	database                       the database that the flags name, and what the command is told
 //	                               of it
 //	flags, mistakes                how flags are read, and what is said of mistakes

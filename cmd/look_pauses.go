@@ -1,0 +1,103 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
+)
+
+// pauseOf is the -o json form of a pause, or nil.
+func pauseOf(key string, p ledger.Pause) *inspect.Pause {
+	if !p.Paused() {
+		return nil
+	}
+	of := &inspect.Pause{Key: key, Text: visible.Text(p.String()), By: p.By, Note: p.Note}
+	if p.Until.Before(ledger.Endless()) {
+		of.Until = &p.Until
+	}
+	return of
+}
+
+// withPauses adds the pauses to the locks, and adds free locks that are paused.
+func (f *lookFlags) withPauses(
+	ctx context.Context, client *session.Client, locks []*inspect.Lock, wants func(key string, id lockkey.ID) bool,
+) ([]*inspect.Lock, error) {
+	ask, err := grantedLedger(ctx, client)
+	if ask == nil {
+		return locks, err
+	}
+	paused, err := ledger.Pauses(ctx, ask, mostRemembered)
+	if unreadable(err) {
+		if !f.warned {
+			_, hint := status(err)
+			f.u.say(slog.LevelWarn, err.Error()+"; pauses are not shown", hint, "event", "ledger")
+		}
+		f.warned = true
+		return locks, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, fact := range paused.List {
+		key, id := fact.Last.Key, fact.Last.ID
+		if !wants(key, id) {
+			continue
+		}
+		i := slices.IndexFunc(locks, func(l *inspect.Lock) bool { return l.Number() == id && l.Database == paused.Database })
+		if i < 0 {
+			i = len(locks)
+			locks = append(locks, inspect.Free(paused.Database, key, id))
+		}
+		locks[i].Paused = pauseOf(key, fact.Pause)
+	}
+	return locks, nil
+}
+
+// unreadable says whether the ledger can't be read now. The command can still say who has the locks.
+func unreadable(err error) bool {
+	return errors.As(err, new(*ledger.LockedError)) || session.Undefined(err)
+}
+
+// pausesOf are the pauses of the locks.
+func pausesOf(locks []*inspect.Lock) (pauses []*inspect.Pause) {
+	for _, l := range locks {
+		if l.Paused != nil {
+			pauses = append(pauses, l.Paused)
+		}
+	}
+	return pauses
+}
+
+// pausedLines say which keys are paused, one a line, with at most this many columns; 0 means
+// no limit.
+func pausedLines(pauses []*inspect.Pause, width int) (lines []string) {
+	const leastKey = 16
+	for _, p := range pauses {
+		key, rest := printable(p.Key), ": no start "+p.Text
+		line := key + rest
+		if width > 0 {
+			line = shorten(squeeze(key, max(leastKey, width-cells(rest)))+rest, width)
+		}
+		if !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// pausesText is the text below a table about pauses.
+func pausesText(pauses []*inspect.Pause, width int) string {
+	lines := pausedLines(pauses, width)
+	if len(lines) == 0 {
+		return ""
+	}
+	return "\n" + strings.Join(lines, "\n") + "\n"
+}
