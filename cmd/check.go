@@ -88,28 +88,20 @@ func newSuccessView(s ledger.Success, now time.Time) *successView {
 
 func (f *lookFlags) pronounce(w io.Writer, key string, within time.Duration, v ledger.Report) error {
 	state, text := verdictText(key, v)
-	var err error
-	if f.output.value == "json" {
-		view := checkView{
-			Key:         key,
-			State:       strings.ToLower(state),
-			Text:        text,
-			Within:      within.Seconds(),
-			LastSuccess: newSuccessView(v.Success, v.Now),
-			FailedSince: v.Failed,
-			Running:     []runView{},
-			Paused:      pauseOf(key, v.Pause),
-		}
-		if v.Failed > 0 {
-			view.LastFailure = new(newRunView(v.Failure))
-		}
-		for _, r := range v.Running {
-			view.Running = append(view.Running, newRunView(r))
-		}
-		err = writeJSON(w, view)
-	} else {
-		_, err = fmt.Fprintln(w, text)
+	view := checkView{
+		Key:         key,
+		State:       strings.ToLower(state),
+		Text:        text,
+		Within:      within.Seconds(),
+		LastSuccess: newSuccessView(v.Success, v.Now),
+		FailedSince: v.Failed,
+		Running:     runViews(v.Running),
+		Paused:      pauseOf(key, v.Pause),
 	}
+	if v.Failed > 0 {
+		view.LastFailure = new(newRunView(v.Failure))
+	}
+	err := f.print(w, view, text+"\n")
 	if err == nil && !v.Fine() {
 		return &silentExit{code: exitNo}
 	}

@@ -119,7 +119,7 @@ func given() [][2]string {
 // source.
 func manPage(cmd *cobra.Command, version, date string) string {
 	cmd.InitDefaultHelpFlag()
-	p := &page{}
+	p := &manual{}
 	p.line(`.TH "%s" "1" "%s" "pglead %s" "User Commands"`, strings.ToUpper(pageName(cmd)), date, version)
 	p.section("NAME")
 	p.line(`%s \- %s`, pageName(cmd), escape(strings.ToLower(cmd.Short[:1])+cmd.Short[1:]))
@@ -146,7 +146,7 @@ func manPage(cmd *cobra.Command, version, date string) string {
 	return p.String()
 }
 
-func (p *page) synopsis(cmd *cobra.Command) {
+func (p *manual) synopsis(cmd *cobra.Command) {
 	p.section("SYNOPSIS")
 	p.line(".nf")
 	if !cmd.HasAvailableSubCommands() {
@@ -158,7 +158,7 @@ func (p *page) synopsis(cmd *cobra.Command) {
 	p.line(".fi")
 }
 
-func (p *page) commands(cmd *cobra.Command) {
+func (p *manual) commands(cmd *cobra.Command) {
 	if !cmd.HasAvailableSubCommands() {
 		return
 	}
@@ -172,7 +172,7 @@ func (p *page) commands(cmd *cobra.Command) {
 	}
 }
 
-func (p *page) options(cmd *cobra.Command) {
+func (p *manual) options(cmd *cobra.Command) {
 	p.section("OPTIONS")
 	// This parses the lines of --help, since pflag doesn't export how it shows a default.
 	flag := regexp.MustCompile(`^ +((?:-\w, )?--[\w-]+(?: \S+)?) {3,}(.*)$`)
@@ -183,7 +183,7 @@ func (p *page) options(cmd *cobra.Command) {
 	}
 }
 
-func (p *page) exitStatus(cmd *cobra.Command) {
+func (p *manual) exitStatus(cmd *cobra.Command) {
 	p.section("EXIT STATUS")
 	for _, e := range exitMeanings() {
 		switch {
@@ -198,7 +198,7 @@ func (p *page) exitStatus(cmd *cobra.Command) {
 	}
 }
 
-func (p *page) seeAlso(cmd *cobra.Command) {
+func (p *manual) seeAlso(cmd *cobra.Command) {
 	p.section("SEE ALSO")
 	var others []string
 	for _, c := range append([]*cobra.Command{cmd.Root()}, subcommands(cmd.Root())...) {
@@ -215,19 +215,19 @@ func subcommands(cmd *cobra.Command) []*cobra.Command {
 	})
 }
 
-// page is a page being written.
-type page struct{ strings.Builder }
+// manual is a manual page while it is written.
+type manual struct{ strings.Builder }
 
-func (p *page) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+func (p *manual) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
 
-func (p *page) section(name string) { p.line(`.SH "%s"`, name) }
+func (p *manual) section(name string) { p.line(`.SH "%s"`, name) }
 
-func (p *page) entry(term, text string) {
+func (p *manual) entry(term, text string) {
 	p.line(".TP\n\\fB%s\\fR\n%s", escape(term), escape(text))
 }
 
 // text writes paragraphs. Indented lines stay as they are.
-func (p *page) text(s string) {
+func (p *manual) text(s string) {
 	literal := false
 	for line := range strings.Lines(s) {
 		line = strings.TrimRight(line, "\n")
@@ -260,7 +260,7 @@ func variables(cmd *cobra.Command) (names []string) {
 	return names
 }
 
-func (p *page) environment(cmd *cobra.Command, options []string) {
+func (p *manual) environment(cmd *cobra.Command, options []string) {
 	p.section("ENVIRONMENT")
 	p.text("Each option has a variable: PGLEAD_ and its name in capitals, with _ for -. " +
 		"The option on the command line wins, and an empty variable is none. A repeated option's values are a line each.")

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"slices"
@@ -59,12 +58,7 @@ The exit status is 0 if nothing fails, that of pglead run if that would fail
 			if err != nil {
 				return err
 			}
-			if f.output.value == "json" {
-				err = writeJSON(cmd.OutOrStdout(), d)
-			} else {
-				err = d.write(cmd.OutOrStdout())
-			}
-			if err != nil || d.Status == 0 {
+			if err := f.print(cmd.OutOrStdout(), d, d.text()); err != nil || d.Status == 0 {
 				return err
 			}
 			return &silentExit{code: d.Status}
@@ -139,7 +133,7 @@ func (o *options) keyChecks(keys []string) (list []checkup.Check) {
 	return list
 }
 
-func (d *diagnosis) write(w io.Writer) error {
+func (d *diagnosis) text() string {
 	var b strings.Builder
 	writeChecks(&b, "database "+d.Target, d.Database)
 	b.WriteByte('\n')
@@ -150,8 +144,7 @@ func (d *diagnosis) write(w io.Writer) error {
 	} else {
 		fmt.Fprintf(&b, "Like this they can't keep the promise: %s (exit status %d).\n", strings.Join(d.failed(), ", "), d.Status)
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return b.String()
 }
 
 // The widths are for a terminal of 80 columns.

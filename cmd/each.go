@@ -266,7 +266,7 @@ func (p *progress) close() {
 	p.returns = false
 	if p.on {
 		p.on = false
-		p.u.clearStatus()
+		p.u.clearStatus(statusHidden)
 		fmt.Fprintln(p.u, p.text())
 	}
 }

@@ -106,7 +106,7 @@ func (e *silentExit) Error() string { return "all has been said" }
 // or dies of the same signal as the command.
 func exit(u *ui, err error) int {
 	defer u.flush()
-	u.endStatus()
+	u.clearStatus(statusOver)
 	var (
 		interrupted *runner.InterruptedError
 		silent      *silentExit
@@ -166,11 +166,8 @@ func status(err error) (code int, hint string) {
 	var (
 		explained *explainedError
 		sess      *session.Error
-		lost      *runner.LockLostError
-		gone      *session.LostError
 		lookup    *child.LookupError
 		guard     *child.GuardError
-		proc      *child.NoProcError
 	)
 	switch {
 	case err == nil:
@@ -179,13 +176,13 @@ func status(err error) (code int, hint string) {
 		return explained.code, explained.hint
 	case errors.As(err, &lookup):
 		return lookup.ExitStatus(), lookupHint(lookup)
-	case errors.As(err, &proc):
+	case errors.As(err, new(*child.NoProcError)):
 		return exitUnsafe, "mount one: mount -t proc proc /proc"
-	case errors.As(err, &lost):
+	case errors.As(err, new(*runner.LockLostError)):
 		return exitLost, ""
 	case errors.Is(err, unix.EMFILE): // for instance for the heartbeat's timer, without which the session is given up
 		return exitInternal, "ulimit -n sets how many files pglead may have open"
-	case errors.As(err, &gone), errors.Is(err, child.ErrTooLate): // before the command started
+	case errors.As(err, new(*session.LostError)), errors.Is(err, child.ErrTooLate): // before the command started
 		return exitUnreachable, ""
 	case errors.Is(err, localpg.ErrNoPrograms):
 		return exitUnreachable, "to install them: " + localpg.InstallHint()

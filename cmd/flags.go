@@ -44,10 +44,11 @@ func fromEnvironment(flags *pflag.FlagSet) error {
 			return // chooseDatabase says so, if it gets that far
 		}
 		values := []string{value}
-		if f.Value.Type() == "bool" {
-			values = []string{truth(value)}
-		}
-		if f.Value.Type() == "stringArray" {
+		switch f.Value.Type() {
+		case "bool":
+			also := map[string]string{"yes": "true", "on": "true", "no": "false", "off": "false"}
+			values[0] = cmp.Or(also[strings.ToLower(value)], value)
+		case "stringArray":
 			values = strings.Split(strings.TrimRight(value, "\n"), "\n")
 		}
 		for _, v := range values {
@@ -104,17 +105,6 @@ func checkChoices(flags *pflag.FlagSet) (err error) {
 		}
 	})
 	return err
-}
-
-// truth also reads the words yes, no, on and off.
-func truth(s string) string {
-	switch strings.ToLower(s) {
-	case "yes", "on":
-		return "true"
-	case "no", "off":
-		return "false"
-	}
-	return s
 }
 
 // passedOn is the environment without the variables that are only for this pglead: those

@@ -286,13 +286,16 @@ func newRunView(r ledger.Entry) runView {
 	return v
 }
 
-func writeHistoryJSON(w io.Writer, p pastRuns) error {
+// runViews is not nil, so that it is [] in JSON.
+func runViews(runs []ledger.Entry) []runView {
 	views := []runView{}
-	for _, r := range p.history.Runs {
+	for _, r := range runs {
 		views = append(views, newRunView(r))
 	}
-	return writeJSON(w, views)
+	return views
 }
+
+func writeHistoryJSON(w io.Writer, p pastRuns) error { return writeJSON(w, runViews(p.history.Runs)) }
 
 func writeHistoryCSV(w io.Writer, p pastRuns) error {
 	t := csv.NewWriter(w)

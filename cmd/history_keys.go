@@ -15,13 +15,53 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
+// pastKey is what a list or a page of metrics shows about a key: its slots and readers together.
+type pastKey struct {
+	key     string
+	success ledger.Success
+	newest  ledger.Entry // it may be under way
+	last    ledger.Entry // the last one that has ended
+	running int
+	pause   ledger.Pause
+}
+
+// pastKeysOf are in the order of the facts.
+func pastKeysOf(facts ledger.Facts) []*pastKey {
+	var all []*pastKey
+	of := map[string]*pastKey{}
+	for _, fact := range facts.List {
+		r := of[fact.Last.Key]
+		if r == nil {
+			r = &pastKey{key: fact.Last.Key}
+			of[r.key], all = r, append(all, r)
+		}
+		if fact.Success.Ended.After(r.success.Ended) {
+			r.success = fact.Success
+		}
+		last := fact.Last
+		if r.newest.Key == "" || last.Started.After(r.newest.Started) {
+			r.newest = last
+		}
+		if last.Outcome == ledger.Running {
+			r.running++
+			last = fact.Before
+		}
+		if last.Started.After(r.last.Started) {
+			r.last = last
+		}
+		if fact.Pause.Until.After(r.pause.Until) {
+			r.pause = fact.Pause
+		}
+	}
+	return all
+}
+
 // pastKeys are keys with their last runs, the newest first, and how to show them.
 type pastKeys struct {
-	keys   []*remembrance
-	facts  ledger.Facts
-	target string
-	none   string // the text if there are none
-	width  int    // of the terminal, or 0
+	keys  []*pastKey
+	facts ledger.Facts
+	none  string // the text if there are none
+	width int    // of the terminal, or 0
 }
 
 // list shows the last run of each key that matches, or of all.
@@ -42,15 +82,15 @@ func (f *historyFlags) list(cmd *cobra.Command, patterns []string) error {
 				f.u.log.Warn(fmt.Sprintf("more than %d locks are remembered; these are the latest", mostMatched), "event", "ledger")
 			}
 		}
-		p := pastKeys{facts: facts, target: f.target(), width: foreground(os.Stdout), none: "no runs"}
+		p := pastKeys{facts: facts, width: foreground(os.Stdout), none: "no runs"}
 		if len(patterns) > 0 {
 			p.none += " of these keys"
 		}
-		p.none += " are remembered in " + visible.Text(p.target) + pastRuns{since: f.since}.ofLate()
-		p.keys = slices.DeleteFunc(remembrances(facts), func(r *remembrance) bool {
+		p.none += " are remembered in " + visible.Text(f.target()) + pastRuns{since: f.since}.ofLate()
+		p.keys = slices.DeleteFunc(pastKeysOf(facts), func(r *pastKey) bool {
 			return f.since.value > 0 && facts.Now.Sub(r.newest.Started) > f.since.value
 		})
-		slices.SortStableFunc(p.keys, func(a, b *remembrance) int { return b.newest.Started.Compare(a.newest.Started) })
+		slices.SortStableFunc(p.keys, func(a, b *pastKey) int { return b.newest.Started.Compare(a.newest.Started) })
 		if f.last > 0 {
 			p.keys = p.keys[:min(len(p.keys), f.last)]
 		}
@@ -78,7 +118,7 @@ func writeKeys(w io.Writer, p pastKeys) error {
 	return err
 }
 
-func (p pastKeys) row(r *remembrance) []string {
+func (p pastKeys) row(r *pastKey) []string {
 	run, now := r.newest, p.facts.Now
 	past := pastRuns{history: ledger.History{Runs: []ledger.Entry{run}, Now: now}}
 	result, _ := past.result(0)

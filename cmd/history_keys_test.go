@@ -33,7 +33,7 @@ func TestKeysWidth(t *testing.T) {
 		{Last: ledger.Entry{Key: "slotted", Host: "web2", Started: now.Add(-time.Minute), Outcome: ledger.Running}},
 	}}
 	var out strings.Builder
-	if err := writeKeys(&out, pastKeys{keys: remembrances(facts), facts: facts, width: 80}); err != nil {
+	if err := writeKeys(&out, pastKeys{keys: pastKeysOf(facts), facts: facts, width: 80}); err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")

@@ -22,6 +22,15 @@ func writeJSON(w io.Writer, value any) error {
 	return err
 }
 
+// print writes the value in JSON, if --output asks for that, or else the text.
+func (o *options) print(w io.Writer, value any, text string) error {
+	if o.output.value == "json" {
+		return writeJSON(w, value)
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}
+
 // escapeJSON escapes characters that affect a terminal and that encoding/json doesn't
 // escape: DEL, the control characters beyond ASCII, bidi overrides. In JSON they can only
 // occur in strings.

@@ -145,7 +145,8 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return a.writeStatus(s, nil)
+	_, err = io.WriteString(a.out, a.statusText(s, nil))
+	return err
 }
 
 const takesOwner = "it takes the owner of the database, or a superuser"
@@ -183,19 +184,13 @@ func (a *ledgerAdmin) status(ctx context.Context) error {
 	for _, missing := range slices.Concat(forRuns, others) {
 		faults = append(faults, "there is no "+missing+": "+ledger.Mend)
 	}
-	if a.output.value == "json" {
-		return writeJSON(a.out, ledgerView{true, s, faults})
-	}
-	return a.writeStatus(s, faults)
+	return a.print(a.out, ledgerView{true, s, faults}, a.statusText(s, faults))
 }
 
 func (a *ledgerAdmin) writeAbsent() error {
-	if a.output.value == "json" {
-		none := []string{} // in JSON this is [], not null
-		return writeJSON(a.out, ledgerView{State: ledger.State{Granted: none, Former: none, Published: none}, Faults: none})
-	}
-	_, err := fmt.Fprintf(a.out, "there is no ledger in %s\n", a.where)
-	return err
+	none := []string{} // in JSON this is [], not null
+	view := ledgerView{State: ledger.State{Granted: none, Former: none, Published: none}, Faults: none}
+	return a.print(a.out, view, "there is no ledger in "+a.where+"\n")
 }
 
 // ledgerView is the form of a ledger in status -o json. Version is 0 if there is none.
@@ -205,7 +200,7 @@ type ledgerView struct {
 	Faults []string `json:"faults"`
 }
 
-func (a *ledgerAdmin) writeStatus(s ledger.State, faults []string) error {
+func (a *ledgerAdmin) statusText(s ledger.State, faults []string) string {
 	version := "of unknown version"
 	if s.Version > 0 {
 		version = "version " + strconv.Itoa(s.Version)
@@ -235,8 +230,7 @@ func (a *ledgerAdmin) writeStatus(s ledger.State, faults []string) error {
 		lines = append(lines, fmt.Sprintf("  %-7s  %s", label, visible.Text(fault)))
 		label = ""
 	}
-	_, err := io.WriteString(a.out, strings.Join(lines, "\n")+"\n")
-	return err
+	return strings.Join(lines, "\n") + "\n"
 }
 
 // size is in the units of PostgreSQL's pg_size_pretty.

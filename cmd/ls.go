@@ -94,18 +94,13 @@ func (f *lsFlags) follow(ctx context.Context, client *session.Client, patterns [
 		if err != nil || !f.watch {
 			return err
 		}
-		if err := awaitNextLook(ctx, client); err != nil || ctx.Err() != nil {
+		pause, cancel := context.WithTimeout(ctx, watchInterval)
+		err = client.Wait(pause) // until then, or until the connection ends
+		cancel()
+		if err != nil || ctx.Err() != nil {
 			return err
 		}
 	}
-}
-
-// awaitNextLook waits for the next look, and returns an error, with the reason, if the connection
-// ends meanwhile.
-func awaitNextLook(ctx context.Context, client *session.Client) error {
-	ctx, cancel := context.WithTimeout(ctx, watchInterval)
-	defer cancel()
-	return client.Wait(ctx)
 }
 
 // list looks once, and returns the text to show.

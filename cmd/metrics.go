@@ -68,47 +68,6 @@ func metricsLabel(s string) string {
 	return `"` + strings.Join(lines, `\n`) + `"`
 }
 
-// remembrance is what a page or a list shows about a key: its slots and readers together.
-type remembrance struct {
-	key     string
-	success ledger.Success
-	newest  ledger.Entry // it may be under way
-	last    ledger.Entry // the last one that has ended
-	running int
-	pause   ledger.Pause
-}
-
-// remembrances are in the order of the facts.
-func remembrances(facts ledger.Facts) []*remembrance {
-	var all []*remembrance
-	of := map[string]*remembrance{}
-	for _, fact := range facts.List {
-		r := of[fact.Last.Key]
-		if r == nil {
-			r = &remembrance{key: fact.Last.Key}
-			of[r.key], all = r, append(all, r)
-		}
-		if fact.Success.Ended.After(r.success.Ended) {
-			r.success = fact.Success
-		}
-		last := fact.Last
-		if r.newest.Key == "" || last.Started.After(r.newest.Started) {
-			r.newest = last
-		}
-		if last.Outcome == ledger.Running {
-			r.running++
-			last = fact.Before
-		}
-		if last.Started.After(r.last.Started) {
-			r.last = last
-		}
-		if fact.Pause.Until.After(r.pause.Until) {
-			r.pause = fact.Pause
-		}
-	}
-	return all
-}
-
 // rememberedMetrics is the part of a metrics page that comes from the ledger. It has
 // the key as its only label, so that a series continues wherever the next run is.
 func rememberedMetrics(facts ledger.Facts) string {
@@ -116,9 +75,9 @@ func rememberedMetrics(facts ledger.Facts) string {
 		return ""
 	}
 	var b strings.Builder
-	all := remembrances(facts)
-	slices.SortFunc(all, func(a, b *remembrance) int { return strings.Compare(a.key, b.key) })
-	metric := func(name, help string, value func(r *remembrance) (any, bool)) {
+	all := pastKeysOf(facts)
+	slices.SortFunc(all, func(a, b *pastKey) int { return strings.Compare(a.key, b.key) })
+	metric := func(name, help string, value func(r *pastKey) (any, bool)) {
 		b.WriteString(metricHead(name, help))
 		for _, r := range all {
 			if v, ok := value(r); ok {
@@ -126,18 +85,18 @@ func rememberedMetrics(facts ledger.Facts) string {
 			}
 		}
 	}
-	metric("pglead_last_success_timestamp_seconds", "When the last successful run ended.", func(r *remembrance) (any, bool) {
+	metric("pglead_last_success_timestamp_seconds", "When the last successful run ended.", func(r *pastKey) (any, bool) {
 		return r.success.Ended.Unix(), !r.success.Ended.IsZero()
 	})
-	metric("pglead_last_duration_seconds", "How long the last run took.", func(r *remembrance) (any, bool) {
+	metric("pglead_last_duration_seconds", "How long the last run took.", func(r *pastKey) (any, bool) {
 		return r.last.Took().Seconds(), !r.last.Ended.IsZero()
 	})
-	metric("pglead_last_status", "The exit status of the last run, 76 if it was lost.", func(r *remembrance) (any, bool) {
+	metric("pglead_last_status", "The exit status of the last run, 76 if it was lost.", func(r *pastKey) (any, bool) {
 		return exitStatusOf(r.last), r.last.Outcome != ""
 	})
-	metric("pglead_running", "Runs that are under way.", func(r *remembrance) (any, bool) { return r.running, true })
+	metric("pglead_running", "Runs that are under way.", func(r *pastKey) (any, bool) { return r.running, true })
 	const pausedHelp = "Until when nobody may start; +Inf until it is resumed, 0 without a pause."
-	metric("pglead_paused_until_timestamp_seconds", pausedHelp, func(r *remembrance) (any, bool) {
+	metric("pglead_paused_until_timestamp_seconds", pausedHelp, func(r *pastKey) (any, bool) {
 		switch {
 		case !r.pause.Paused():
 			return 0, true

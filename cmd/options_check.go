@@ -78,19 +78,15 @@ func unknownZone() string {
 
 // checkPlace finds a --key after the word that has ended the flags.
 func (o *options) checkPlace(args []string, example string) error {
-	if len(o.keys) > 0 || !givenLate(args) {
+	if end := slices.Index(args, "--"); end >= 0 {
+		args = args[:end]
+	}
+	late := slices.ContainsFunc(args, func(arg string) bool { return arg == "--key" || strings.HasPrefix(arg, "--key=") })
+	if len(o.keys) > 0 || !late {
 		return nil
 	}
 	return usagef("flags come before the command, and a value is one word (--wait 10m), as in: "+example,
 		"--key comes too late: %s before it is no flag, and ends pglead's flags", printable(args[0]))
-}
-
-// givenLate says whether there is a --key after the word that has ended the flags.
-func givenLate(args []string) bool {
-	if end := slices.Index(args, "--"); end >= 0 {
-		args = args[:end]
-	}
-	return slices.ContainsFunc(args, func(arg string) bool { return arg == "--key" || strings.HasPrefix(arg, "--key=") })
 }
 
 func (o *options) checkSlots() error {

@@ -108,9 +108,9 @@ kills the command and everything it started when the connection is lost.`,
   pglead lead --key scheduler -- ./scheduler
   pglead who scheduler`,
 		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if version {
-				return printVersion(cmd)
+				return printVersion(cmd, args)
 			}
 			_ = cmd.Help()
 			return usagef("", "a command is missing")

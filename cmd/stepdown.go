@@ -89,8 +89,11 @@ func (h *handover) bring(ctx context.Context, locks []*inspect.Lock) error {
 	case h.to != "" && !slices.ContainsFunc(waiters, func(w inspect.View) bool { return w.Where() == h.to }):
 		return noSuchWaiter(h.keys[0], h.to, waiters)
 	case h.force:
-		if err := h.terminate(ctx); err != nil {
-			return err
+		for _, holder := range h.former {
+			if err := inspect.Terminate(ctx, h.client, holder.Backend); err != nil {
+				return err
+			}
+			fmt.Fprintf(h.out, "ended the session of %s\n", holder)
 		}
 		return h.awaitSuccessor(ctx, h.wait.value)
 	}
@@ -100,16 +103,6 @@ func (h *handover) bring(ctx context.Context, locks []*inspect.Lock) error {
 	}
 	defer h.request.Close()
 	return h.awaitSuccessor(ctx, max(patience, h.wait.value))
-}
-
-func (h *handover) terminate(ctx context.Context) error {
-	for _, holder := range h.former {
-		if err := inspect.Terminate(ctx, h.client, holder.Backend); err != nil {
-			return err
-		}
-		fmt.Fprintf(h.out, "ended the session of %s\n", holder)
-	}
-	return nil
 }
 
 // noSuchWaiter names the hosts that --to can choose.

@@ -45,33 +45,23 @@ func (u *ui) setStatus(text string) {
 	_, _ = io.WriteString(u.w, "\r"+shorten(text, width-1)+eraseRest)
 }
 
-// clearStatus removes the status line.
-func (u *ui) clearStatus() {
+// clearMost is how long clearStatus waits for a terminal that may be stopped.
+const clearMost = 100 * time.Millisecond
+
+// clearStatus removes the status line, and waits until it is gone: the command may be about to
+// write to the same terminal. next is statusOver if the process is about to end.
+func (u *ui) clearStatus(next statusLine) {
 	u.mu.Lock()
-	defer u.mu.Unlock()
 	if room := u.makeRoom(); room != nil {
 		_, _ = u.w.Write(room)
 	}
-}
-
-// clearMost is how long clearedStatus waits for a terminal that may be stopped.
-const clearMost = 100 * time.Millisecond
-
-// clearedStatus removes the status line, and waits until it is gone: the command may be about to
-// write to the same terminal.
-func (u *ui) clearedStatus() {
-	u.clearStatus()
+	if u.status != statusOver {
+		u.status = next
+	}
+	u.mu.Unlock()
 	if u.out != nil {
 		u.out.flush(clearMost)
 	}
-}
-
-// endStatus removes the status line for good: the process is about to end.
-func (u *ui) endStatus() {
-	u.clearStatus()
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.status = statusOver
 }
 
 // makeRoom is what to write before a message. The caller has u.mu.

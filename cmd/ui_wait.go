@@ -37,9 +37,8 @@ type waitReport struct {
 	said  int // how many lines the log has
 
 	mu    sync.Mutex
-	began time.Time     // of the wait, or zero
-	shown chan struct{} // closed to end the status line about an obstacle
-	gone  chan struct{} // closed when that line has ended
+	began time.Time // of the wait, or zero
+	hide  func()    // ends the status line about an obstacle, if there is one
 }
 
 // begin begins the wait, unless it has begun, and says when that was.
@@ -113,7 +112,7 @@ func (s *waitReport) keepStatus(ctx context.Context, backend uint32) {
 
 // show shows a text in the status line, and updates it until done.
 func (s *waitReport) show(done <-chan struct{}, text func() string) {
-	defer s.u.clearedStatus()
+	defer s.u.clearStatus(statusHidden)
 	tick := time.NewTicker(redraw)
 	defer tick.Stop()
 	for {
@@ -137,20 +136,19 @@ func (s *waitReport) show(done <-chan struct{}, text func() string) {
 func (s *waitReport) showObstacle(text func() string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.shown != nil {
-		close(s.shown)
-		<-s.gone
-		s.shown = nil
+	if s.hide != nil {
+		s.hide()
+		s.hide = nil
 	}
-	if text == nil {
-		return
+	if text != nil {
+		var line sync.WaitGroup
+		done := make(chan struct{})
+		line.Go(func() { s.show(done, text) })
+		s.hide = func() {
+			close(done)
+			line.Wait()
+		}
 	}
-	shown, gone := make(chan struct{}), make(chan struct{})
-	s.shown, s.gone = shown, gone
-	go func() {
-		defer close(gone)
-		s.show(shown, text)
-	}()
 }
 
 // look asks the server. If that fails, it closes the client.

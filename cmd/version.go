@@ -13,11 +13,11 @@ func newVersionCmd(*ui) *cobra.Command {
 		Use:   "version",
 		Short: "Print the version",
 		Args:  noArguments,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return printVersion(cmd) },
+		RunE:  printVersion,
 	}
 }
 
-func printVersion(cmd *cobra.Command) error {
+func printVersion(cmd *cobra.Command, _ []string) error {
 	_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
 	return err
 }

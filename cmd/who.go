@@ -55,12 +55,8 @@ func (f *lookFlags) writeHolders(w io.Writer, locks []*inspect.Lock) (err error)
 	if !held {
 		lines = []string{f.freeText()}
 	}
-	if f.output.value == "json" {
-		err = writeJSON(w, locks)
-	} else {
-		lines = append(lines, pausedLines(pausesOf(locks), 0)...)
-		_, err = fmt.Fprintln(w, strings.Join(lines, "\n"))
-	}
+	lines = append(lines, pausedLines(pausesOf(locks), 0)...)
+	err = f.print(w, locks, strings.Join(lines, "\n")+"\n")
 	if err == nil && !held {
 		err = &silentExit{code: exitNo}
 	}
