@@ -20,7 +20,6 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // prepare is the first step of the RunE of run and lead. example is a correct command line.
@@ -58,13 +57,17 @@ func (o *options) config(cmd *cobra.Command, keys, args []string) (runner.Config
 	if err != nil {
 		return runner.Config{}, err
 	}
-	db, err := o.resolveDatabase(cmd, o.passDSN)
+	connection, db, err := o.connection(cmd)
 	if err != nil {
 		return runner.Config{}, err
 	}
 	env := passedOn(cmd)
-	if db.pass != "" {
-		env = append(env, envName("dsn")+"="+db.pass)
+	switch {
+	case db.dsn == "":
+	case o.passDSN:
+		env = append(env, envName("dsn")+"="+db.dsn)
+	default:
+		env = append(env, envName("dsn")+"="+withheld)
 	}
 	killAfterTimeout := 10 * time.Second
 	if cmd.Flags().Changed("kill-after") {
@@ -72,16 +75,10 @@ func (o *options) config(cmd *cobra.Command, keys, args []string) (runner.Config
 	}
 	about := o.description(args[0])
 	about.Keys = keys
+	connection.ApplicationName = describe.Name{Key: strings.Join(keys, ", "), Host: about.Host}.String()
 	return runner.Config{
 		Lock: lock.Config{
-			Session: session.Config{
-				Database:        db.config,
-				Lease:           o.lease.value,
-				ConnectTimeout:  db.connectTimeout,
-				ApplicationName: describe.Name{Key: strings.Join(keys, ", "), Host: about.Host}.String(),
-				Transaction:     o.transaction,
-				Quorum:          o.quorum,
-			},
+			Session:       connection,
 			Description:   about,
 			Wait:          o.wait.value,
 			LostGrace:     o.lostGrace.value,
@@ -191,18 +188,4 @@ func (o *options) delay(flags *pflag.FlagSet, lostGrace time.Duration) time.Dura
 		return o.lockDelay.value
 	}
 	return leasetime.DeadAfter(o.lease.value, lostGrace)
-}
-
-// resolveDatabase finds out which database the flags or the environment name, and warns of
-// variables that may be misspelt. The connection string may set the time for an attempt to connect;
-// the flag overrides that. pass says that the command gets the connection string, too.
-func (o *options) resolveDatabase(cmd *cobra.Command, pass bool) (database, error) {
-	warnOfVariables(o.u, cmd)
-	flags := cmd.Flags()
-	db, err := chooseDatabase(o.u, flags.Lookup("dsn"), pass)
-	db.connectTimeout = o.connectTimeout.value
-	if err == nil && !flags.Changed("connect-timeout") && db.config.ConnectTimeout > 0 {
-		db.connectTimeout = db.config.ConnectTimeout
-	}
-	return db, err
 }

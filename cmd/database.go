@@ -23,18 +23,33 @@ const embedded = "embedded"
 
 // database is where the lock is, and what the command is told about it.
 type database struct {
-	config         *pgconn.Config
-	connectTimeout time.Duration
-	// pass is the command's PGLEAD_DSN, or empty.
-	pass string
+	config *pgconn.Config
+	dsn    string // the connection string, if it is one that only pglead knows
 	// private says that the database is on the private server, which stays in use as long
 	// as this process lives.
 	private bool
 }
 
+// connection is how to connect to the database that the flags or the environment name. It warns of
+// variables that may be misspelt. The connection string may set the time for an attempt to connect;
+// the flag overrides that.
+func (o *options) connection(cmd *cobra.Command) (session.Config, database, error) {
+	warnOfVariables(o.u, cmd)
+	flags := cmd.Flags()
+	db, err := chooseDatabase(o.u, flags.Lookup("dsn"))
+	cfg := session.Config{
+		Database: db.config, ApplicationName: "pglead " + cmd.Name(), ConnectTimeout: o.connectTimeout.value,
+		Lease: o.lease.value, Transaction: o.transaction, Quorum: o.quorum,
+	}
+	if err == nil && !flags.Changed("connect-timeout") && db.config.ConnectTimeout > 0 {
+		cfg.ConnectTimeout = db.config.ConnectTimeout
+	}
+	return cfg, db, err
+}
+
 // chooseDatabase chooses the database: from the flag or its variable, DATABASE_URL, or what libpq
 // reads by itself. It starts the private server if that is the one.
-func chooseDatabase(u *ui, flag *pflag.Flag, pass bool) (database, error) {
+func chooseDatabase(u *ui, flag *pflag.Flag) (database, error) {
 	dsn, source := flag.Value.String(), sourceOf(flag)
 	switch {
 	case dsn == "" && os.Getenv(envName("dsn")) == withheld:
@@ -50,7 +65,7 @@ func chooseDatabase(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 		config, err := session.ParseDSN(url, source, u.remark)
 		return database{config: config}, err
 	}
-	d := database{pass: withheld}
+	d := database{dsn: dsn}
 	_, d.private = localpg.JoinEmbedded(dsn) // an outer pglead may have passed it on
 	if dsn == embedded {
 		server, err := localpg.UseEmbedded()
@@ -61,13 +76,10 @@ func chooseDatabase(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 		// It is logged as an error, so that it is shown every time, even with -q.
 		text := fmt.Sprintf("using a private PostgreSQL %d in %s: this lock is local to this machine and user", server.Major, server.Dir)
 		u.log.Error(text, "event", "embedded")
-		dsn = server.DSN
-	}
-	if pass {
-		d.pass = dsn
+		d.dsn = server.DSN
 	}
 	var err error
-	d.config, err = session.ParseDSN(dsn, source, u.remark)
+	d.config, err = session.ParseDSN(d.dsn, source, u.remark)
 	return d, err
 }
 
@@ -78,7 +90,7 @@ func openAside(ctx context.Context, cmd *cobra.Command, name string, patience ti
 	if flag.Value.String() == embedded {
 		return nil, errors.New("the private server would have to be started")
 	}
-	db, err := chooseDatabase(nil, flag, false)
+	db, err := chooseDatabase(nil, flag)
 	if err != nil {
 		return nil, err
 	}

@@ -82,25 +82,17 @@ func (f *doctorFlags) diagnose(ctx context.Context, cmd *cobra.Command) (*diagno
 	if err != nil {
 		return nil, err
 	}
-	db, err := f.resolveDatabase(cmd, false)
+	connection, _, err := f.connection(cmd)
 	if err != nil {
 		return nil, err
 	}
 	found, err := doctor.Examine(ctx, doctor.Config{
-		Session: session.Config{
-			Database:        db.config,
-			Lease:           f.lease.value,
-			ConnectTimeout:  db.connectTimeout,
-			ApplicationName: "pglead doctor",
-			Transaction:     f.transaction,
-			Quorum:          f.quorum,
-		},
-		Description: f.description("pglead"), LockDelay: f.delay(cmd.Flags(), 0), Idle: f.idle,
+		Session: connection, Description: f.description("pglead"), LockDelay: f.delay(cmd.Flags(), 0), Idle: f.idle,
 	})
 	if ctx.Err() != nil {
 		return nil, err
 	}
-	d := &diagnosis{Target: session.Target(db.config), Database: slices.Concat(found.Database, f.keyChecks(keys)), Machine: found.Machine}
+	d := &diagnosis{Target: session.Target(connection.Database), Database: slices.Concat(found.Database, f.keyChecks(keys)), Machine: found.Machine}
 	d.Host, _ = os.Hostname()
 	switch {
 	case err != nil:

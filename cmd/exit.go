@@ -203,17 +203,10 @@ func status(err error) (code int, hint string) {
 
 // sessionStatus is the exit status for an error of package session.
 func sessionStatus(kind session.Kind) int {
-	switch kind {
-	case session.BadDSN:
-		return exitUsage
-	case session.Unreachable:
-		return exitUnreachable
-	case session.Denied:
-		return exitDenied
-	case session.Unsafe, session.Standby, session.NoStandbys:
-		return exitUnsafe
-	}
-	return exitInternal
+	return cmp.Or(map[session.Kind]int{
+		session.BadDSN: exitUsage, session.Unreachable: exitUnreachable, session.Denied: exitDenied,
+		session.Unsafe: exitUnsafe, session.Standby: exitUnsafe, session.NoStandbys: exitUnsafe,
+	}[kind], exitInternal)
 }
 
 // end turns the result of a run into an error that exit understands.

@@ -112,12 +112,9 @@ func (f *lookFlags) resolveServer(cmd *cobra.Command) error {
 	if f.server.Database != nil {
 		return nil
 	}
-	if err := f.checkTimeout(); err != nil {
-		return err
-	}
-	db, err := f.resolveDatabase(cmd, false)
-	f.server = session.Config{
-		Database: db.config, ConnectTimeout: db.connectTimeout, ApplicationName: "pglead " + cmd.Name(),
+	err := f.checkTimeout()
+	if err == nil {
+		f.server, _, err = f.connection(cmd)
 	}
 	return err
 }

@@ -48,15 +48,12 @@ func meaning(meant, look string) string {
 // first page.
 func refuseTopics(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
-	for _, cmd := range root.Commands() {
-		if cmd.Name() == "help" {
-			cmd.Args = func(_ *cobra.Command, words []string) error {
-				if found, _, _ := root.Find(words); found == root && len(words) > 0 {
-					return unknownCommand(root, words[0])
-				}
-				return nil
-			}
+	help, _, _ := root.Find([]string{"help"})
+	help.Args = func(_ *cobra.Command, words []string) error {
+		if found, _, _ := root.Find(words); found == root && len(words) > 0 {
+			return unknownCommand(root, words[0])
 		}
+		return nil
 	}
 }
 
@@ -64,25 +61,21 @@ func refuseTopics(root *cobra.Command) {
 // page, and succeed.
 func refuseShells(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
-	for _, cmd := range root.Commands() {
-		if cmd.Name() != "completion" {
-			continue
-		}
-		var shells []string
-		for _, shell := range cmd.Commands() {
-			shells = append(shells, shell.Name())
-			shell.Args = noArguments
-		}
-		slices.Sort(shells)
-		cmd.RunE = func(_ *cobra.Command, words []string) error {
-			hint := "one of " + strings.Join(shells, ", ") + "; see pglead completion --help"
-			if len(words) == 0 {
-				return usagef(hint, "the shell to complete for is missing")
-			}
-			return usagef(meaning(nearest(words[0], shells), hint), "unknown shell %q", words[0])
-		}
-		cmd.Args = cobra.ArbitraryArgs
+	completion, _, _ := root.Find([]string{"completion"})
+	var shells []string
+	for _, shell := range completion.Commands() {
+		shells = append(shells, shell.Name())
+		shell.Args = noArguments
 	}
+	slices.Sort(shells)
+	completion.RunE = func(_ *cobra.Command, words []string) error {
+		hint := "one of " + strings.Join(shells, ", ") + "; see pglead completion --help"
+		if len(words) == 0 {
+			return usagef(hint, "the shell to complete for is missing")
+		}
+		return usagef(meaning(nearest(words[0], shells), hint), "unknown shell %q", words[0])
+	}
+	completion.Args = cobra.ArbitraryArgs
 }
 
 func noArguments(cmd *cobra.Command, args []string) error {
