@@ -1,21 +1,20 @@
 // Package cmd is pglead's command line. Each command is in the file of its name (resume is in
 // pause.go).
 //
-//	options, options_check         the flags that several commands have, and mistakes in their values
-//	config                         what these flags mean for a run: its locks, database and limits
-//	missing                        the ledger's note of a command that can't be executed
+//	options                        the flags that several commands have, and mistakes in their values
+//	config                         what they mean for a run, and the ledger's note of a command that
+//	                               can't be executed
+//	database                       the database that they name, and what the command is told of it
 //	each_items                     the list of each
 //	look, look_ledger              the commands that look at locks, or at the ledger
 //	look_pauses                    what those show of pauses
-//	database                       the database that the flags name, and what the command is told
-//	                               of it
 //	flags, mistakes                how flags are read, and what is said of mistakes
 //	exit                           the exit status for each end
-//	ui                             what goes to standard error
-//	ui_log, ui_status, ui_outlet   write that
+//	ui                             what goes to standard error, with a status line on a terminal
+//	ui_log, ui_outlet              write that
 //	ui_wait, ui_outage, ui_notify  what is said of a wait, of an outage, and to systemd
 //	cijob                          the address of the CI job, for --note
-//	table, text, json              the table of ls, and how texts and JSON are written
+//	table, text                    the table of ls, and how texts and JSON are written
 //	metrics                        ls -o prometheus
 //	history_keys                   history of several keys
 //	history_page, history_picture  history -o html

@@ -1,15 +1,21 @@
 package cmd
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"golang.org/x/text/width"
+
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // printable quotes a text that a line would not show as it is.
@@ -164,4 +170,43 @@ func when(t, now time.Time) string {
 		return t.Local().Format("Jan _2  2006")
 	}
 	return t.Local().Format("Jan _2 15:04")
+}
+
+func writeJSON(w io.Writer, value any) error {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(value); err != nil {
+		return err
+	}
+	_, err := w.Write(escapeJSON(b.Bytes()))
+	return err
+}
+
+// print writes the value in JSON, if --output asks for that, or else the text.
+func (o *options) print(w io.Writer, value any, text string) error {
+	if o.output.value == "json" {
+		return writeJSON(w, value)
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}
+
+// escapeJSON escapes characters that affect a terminal and that encoding/json doesn't
+// escape: DEL, the control characters beyond ASCII, bidi overrides. In JSON they can only
+// occur in strings.
+func escapeJSON(encoded []byte) []byte {
+	var b []byte
+	for _, r := range string(encoded) {
+		switch {
+		case r == '\n' || visible.Rune(r):
+			b = utf8.AppendRune(b, r)
+		case r > 0xffff:
+			first, second := utf16.EncodeRune(r)
+			b = fmt.Appendf(b, `\u%04x\u%04x`, first, second)
+		default:
+			b = fmt.Appendf(b, `\u%04x`, r)
+		}
+	}
+	return b
 }
