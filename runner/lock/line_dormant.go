@@ -59,8 +59,7 @@ func (w *waiter) wake(ctx context.Context) (found *look, err error) {
 // callIfFew calls while few listen and others are dormant. With several locks nobody
 // calls.
 func (w *waiter) callIfFew(ctx context.Context, found *look) error {
-	claim := w.cfg.Claim
-	few := crowd.FewListen(found.marked, found.waiting) && (claim.takesAny() || claim.takesOne())
+	few := crowd.FewListen(found.marked, found.waiting) && w.cfg.Claim.hasOneLine()
 	if few == w.place.has[callLock] {
 		return nil
 	}
@@ -80,7 +79,7 @@ func (w *waiter) callIfFew(ctx context.Context, found *look) error {
 // ledger nobody needs a call, since the ledger says how a holder ended.
 func (w *waiter) followers() crowd.Followers {
 	switch {
-	case w.usesLedger() || w.cfg.Claim.Shared || len(w.held.Locks) != 1:
+	case w.usesLedger() || w.cfg.Claim.Shared || !w.cfg.Claim.hasOneLine():
 		return crowd.NoneToCall
 	case w.held.followers == crowd.NoneToCall && w.candidate.foundFull:
 		return crowd.SomeAbsent

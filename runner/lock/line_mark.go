@@ -55,7 +55,7 @@ func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)
 // lacksCommon are the locks whose common marks the bid lacks: it listens to announcements about
 // them, and has no ticket for some of the claim's locks.
 func (b *Bid) lacksCommon() (ids []lockkey.ID) {
-	if b.cfg.Claim.takesAny() || b.place.joined() && b.cfg.Claim.takesOne() {
+	if b.place.joined() && b.cfg.Claim.hasOneLine() {
 		return nil
 	}
 	for _, id := range b.cfg.Claim.IDs {
@@ -93,8 +93,8 @@ func (b *Bid) tookCommon(ids []lockkey.ID, marks session.Rows) {
 	}
 }
 
-// tookTicketMark notes whether the waiter got the mark of its ticket. With a gate that mark is for
-// all locks.
+// tookTicketMark notes whether the waiter got the mark of its ticket, which is for the locks to which
+// its line leads.
 func (b *Bid) tookTicketMark(mark session.Rows) {
 	row, err := mark.Only(1)
 	if err != nil || row[0] == "" {
@@ -102,7 +102,7 @@ func (b *Bid) tookTicketMark(mark session.Rows) {
 	}
 	b.place.has[markLock] = true
 	for id, e := range b.evidence {
-		if b.cfg.Claim.takesAny() || id == b.place.line {
+		if b.cfg.Claim.lineFor(id) == b.place.line {
 			e.NoteMark(evidence.ParseLSN(row[0]))
 		}
 	}

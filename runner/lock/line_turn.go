@@ -9,7 +9,7 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
-// This table says when a waiter in line tries, and when it looks. waiter.act does so at tryAt and
+// This table says when a waiter in line tries, and when it looks. standInLine does so at tryAt and
 // lookAt, which these events set:
 //
 //	event                                     what follows                                     in

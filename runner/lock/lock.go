@@ -58,7 +58,7 @@
 //	  attempt                          opens one; the first try travels with the login
 //	    waiter.acquire   waiter.go     again after each pause in the ledger
 //	      take                         Bid.Try and, if it is refused, standInLine
-//	        standInLine                joins the line (line.go); then it sleeps, decides and acts
+//	        standInLine                joins the line (line.go), sleeps, decides, tries and looks
 //	          tryNow                   Bid.Try, or a burst
 //	            noteResult  bid.go     what was granted
 //	      Bid.Settle     settle.go     until the command may start

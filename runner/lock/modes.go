@@ -46,5 +46,8 @@ func (cfg *Config) drawsWithTry() bool {
 	return cfg.Claim.takesOne() && !cfg.Session.UsesSecondSession()
 }
 
+// hasOneLine says whether all who wait for the claim stand in one line.
+func (c Claim) hasOneLine() bool { return c.takesAny() || c.takesOne() }
+
 // takesAny says whether any one of the locks will do.
 func (c Claim) takesAny() bool { return c.Gate != nil }

@@ -118,8 +118,8 @@ func (w *waiter) beginWait() error {
 	return w.preparation.done()
 }
 
-// standInLine is the loop in line: it waits for news or the next due time, decides, and acts, until
-// something is granted or the time is up. Of several locks it gets only the next one: the caller's
+// standInLine is the loop in line: it waits for news or the next due time, decides, tries and looks,
+// until something is granted or the time is up. Of several locks it gets only the next one: the caller's
 // Try takes the rest.
 func (w *waiter) standInLine(ctx context.Context) (granted bool, err error) {
 	if err := w.join(ctx); err != nil {
@@ -142,22 +142,31 @@ func (w *waiter) standInLine(ctx context.Context) (granted bool, err error) {
 		}
 		w.turn.decide(w.heard(), w.trusts, w.watches())
 		w.actOnWatch()
-		if !w.turn.triesBy(time.Now()) { // otherwise tryNow asks
-			if err := w.askRoles(ctx); err != nil {
-				return false, err
-			}
+		now := time.Now()
+		if w.turn.triesBy(now) {
+			granted, err = w.tryNow(ctx)
+		} else {
+			err = w.askRoles(ctx)
 		}
-		if granted, err := w.act(ctx); err != nil || granted {
+		if err != nil || granted {
 			return granted, err
+		}
+		if now.Before(w.turn.lookAt) {
+			continue
+		}
+		if err := w.lookAgain(ctx); err != nil {
+			return false, err
+		}
+		if err := w.tellObserver(ctx); err != nil {
+			return false, err
 		}
 	}
 }
 
-// heard are the announcements that have come for the lock whose line this is or, with a gate, for
-// all locks.
+// heard are the announcements that have come for the locks to which this line leads.
 func (w *waiter) heard() (heard []evidence.Announcement) {
 	for range len(w.mail) {
-		if a := <-w.mail; w.cfg.Claim.takesAny() || a.Lock == w.place.line {
+		if a := <-w.mail; w.cfg.Claim.lineFor(a.Lock) == w.place.line {
 			heard = append(heard, a)
 		}
 	}
@@ -176,23 +185,6 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, news <-chan struct{
 		return context.Cause(ctx)
 	}
 	return nil
-}
-
-// act tries and looks, if it is time for that.
-func (w *waiter) act(ctx context.Context) (granted bool, err error) {
-	now := time.Now()
-	if w.turn.triesBy(now) {
-		if granted, err := w.tryNow(ctx); err != nil || granted {
-			return granted, err
-		}
-	}
-	if now.Before(w.turn.lookAt) {
-		return false, nil
-	}
-	if err := w.lookAgain(ctx); err != nil {
-		return false, err
-	}
-	return false, w.tellObserver(ctx)
 }
 
 // tryNow tries once, or many times if the lock is about to be freed.
