@@ -24,13 +24,9 @@ type Candidate struct {
 	returned  bool // it had a session before
 	foundFull bool // the server had no room for it
 	warned    bool // the log says that a ledger is not used
-
-	// In its last session:
-	front  bool   // it had the lock, or was one of the first in line, which come back sooner after an outage
-	ticket uint32 // of the current wait, or 0
-	ghost  uint32 // the session that had that ticket, which the server may still have; or 0
-
-	hostsTried int // how often a run that doesn't wait has gone on to another host
+	front     bool // it had the lock, or was one of the first in line, which come back sooner after an outage
+	// former stood in line last; or nil. The server may still have its session, with its ticket.
+	former *waiter
 }
 
 // NewCandidate returns a candidate that has done nothing yet.
@@ -117,7 +113,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error)
 	held, err := w.acquire(ctx)
 	if err != nil {
 		if w.place.joined() && w.place.ticket != 0 {
-			c.ticket, c.ghost = w.place.ticket, s.BackendPID()
+			c.former = w
 			if w.turn.rank > 0 {
 				c.front = w.turn.rank <= crowd.MostWatchers
 			}
@@ -232,7 +228,7 @@ func isFull(err error) bool {
 // When the session of a waiter is lost, this happens, in this order:
 //
 //	waiter.sleep       notices the loss; an answer that misses its deadline is a loss, too
-//	Candidate.attempt  keeps the ticket and front, undoes the preparation, and closes the session
+//	Candidate.attempt  keeps former and front, undoes the preparation, and closes the session
 //	Candidate.outlast  pauses: the first in line briefly, the others longer and longer
 //	Candidate.attempt  opens a session without a first try, which might overtake those in line
 //	waiter.join        ends the old session, if the server still has it; listens, takes its
@@ -248,8 +244,8 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	if isFull(err) {
 		c.foundFull = true
 	}
-	if cfg.Wait == 0 && c.hostsTried < session.HostsBeside(cfg.Session.Database, err) {
-		c.hostsTried++
+	if cfg.Wait == 0 && p.hostsTried < session.HostsBeside(cfg.Session.Database, err) {
+		p.hostsTried++
 		c.returned = false // it is new there
 		return nil
 	}
@@ -277,13 +273,14 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 // reconnects are the pauses between attempts to connect. Each is a random part of a backoff that
 // doubles, so that the waiters don't overrun a server that comes up again. The first in line, on
 // which the next command depends, pause for frontAgain at most, but only for the time frontFor. If
-// a server answers with an error, such as that it isn't ready, they use front, which doubles, too:
+// a server answers with an error, such as that it isn't ready, they use answered, which doubles, too:
 // each such attempt leaves a line in that server's log.
 type reconnects struct {
-	backoff, front *pace.Backoff
-	since          time.Time     // when the last session was lost, or the attempts began
-	crowded        *pace.Backoff // for a server that has no room
-	said           string        // the reason that was logged last
+	backoff, answered *pace.Backoff
+	since             time.Time     // when the last session was lost, or the attempts began
+	crowded           *pace.Backoff // for a server that has no room
+	said              string        // the reason that was logged last
+	hostsTried        int           // how often a run that doesn't wait has gone on to another host
 }
 
 const (
@@ -293,7 +290,7 @@ const (
 	frontFor     = time.Minute
 )
 
-func frontBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
+func answeredBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
 
 func newReconnects() *reconnects {
 	p := &reconnects{crowded: crowd.CrowdedBackoff()}
@@ -303,7 +300,7 @@ func newReconnects() *reconnects {
 
 func (p *reconnects) restart() {
 	p.since, p.backoff = time.Now(), pace.Doubling(backoffFirst, backoffMost)
-	p.front = frontBackoff()
+	p.answered = answeredBackoff()
 }
 
 // next is the pause after an attempt that has failed. front is Candidate.front.
@@ -314,10 +311,10 @@ func (p *reconnects) next(front bool, err error) time.Duration {
 	var e *session.Error
 	switch {
 	case front && (errors.As(err, &e) && e.LoginRejected || answeredError(err) != nil):
-		return p.front.Half()
+		return p.answered.Half()
 	case !front || time.Since(p.since) > frontFor:
 		return p.backoff.Half()
 	}
-	p.front = frontBackoff()
+	p.answered = answeredBackoff()
 	return pace.Between(frontAgain/2, frontAgain)
 }

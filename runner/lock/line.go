@@ -34,7 +34,7 @@ func (w *waiter) join(ctx context.Context) error {
 	if w.place.has[ticketLock] {
 		return w.lookAgain(ctx)
 	}
-	found, err := w.listenAndLook(ctx, append(w.endGhostQuery(), w.ticketQuery())...)
+	found, err := w.listenAndLook(ctx, append(w.endFormerQuery(), w.ticketQuery())...)
 	if err != nil {
 		return err
 	}
@@ -46,22 +46,22 @@ func (w *waiter) join(ctx context.Context) error {
 	return w.digest(ctx, found)
 }
 
-// endGhostQuery is the query that ends the candidate's previous session, if the server still has
+// endFormerQuery is the query that ends the candidate's previous session, if the server still has
 // it, as it may after a partition. That session would keep its place in line, and also the lock, if
 // its last try was granted. It is identified by its number and its ticket.
-func (w *waiter) endGhostQuery() (query []string) {
-	c := w.candidate
-	if c.ghost == 0 || w.cfg.Claim.Shared { // readers may share a ticket
+func (w *waiter) endFormerQuery() (query []string) {
+	former := w.candidate.former
+	if former == nil || w.cfg.Claim.Shared { // readers may share a ticket
 		return nil
 	}
 	lines := w.cfg.Claim.linesFor(w.cfg.Claim.locks())
 	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
 WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
-		ghostMost.Milliseconds(), advisory.InThisDatabase, advisory.InLinesOf(lines...), c.ticket, advisory.IsTicket, c.ghost)}
+		endMost.Milliseconds(), advisory.InThisDatabase, advisory.InLinesOf(lines...), former.place.ticket, advisory.IsTicket, former.s.BackendPID())}
 }
 
-// ghostMost is how long the server waits for a session that it was told to end.
-const ghostMost = time.Second
+// endMost is how long the server waits for a session that it was told to end.
+const endMost = time.Second
 
 // mostTickets is how many numbers are tried. No more waiters than that can come within the 10 ms
 // for which one number stands.

@@ -17,7 +17,7 @@ package lock
 //	                         name does not show its end                      Held.releaseParts
 //	                         nobody announces a reader's death               Held.deathMatters
 //	                         nobody calls the dormant waiters                followers
-//	                         a reader that comes back ends no former session endGhostQuery
+//	                         a reader that comes back ends no former session endFormerQuery
 //	in a transaction         waiters poll: there is no line                  waiter.poll
 //	(Transaction)            neither the start nor the end is announced      drawOnSecond, endTransaction
 //	                         the token comes from a second session           drawOnSecond

@@ -41,8 +41,10 @@ func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
 		Bid: NewBid(s, c.cfg, c.returned), candidate: c,
 		turn: turn{own: s.BackendPID(), lease: c.cfg.Session.Lease},
 	}
-	w.preparation, w.place.ticket = newPreparation(s, prepare), c.ticket
-	w.mail = make(chan evidence.Announcement, mostMail)
+	w.preparation, w.mail = newPreparation(s, prepare), make(chan evidence.Announcement, mostMail)
+	if c.former != nil {
+		w.place.ticket = c.former.place.ticket
+	}
 	return w
 }
 
