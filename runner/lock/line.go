@@ -38,10 +38,10 @@ func (w *waiter) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if found.ticket == 0 {
+	if found.Ticket == 0 {
 		return session.NotPostgreSQL()
 	}
-	w.place.ticket = found.ticket
+	w.place.ticket = found.Ticket
 	w.place.has[ticketLock] = true
 	return w.digest(ctx, found)
 }
@@ -89,17 +89,17 @@ func (w *waiter) lookAgain(ctx context.Context) error {
 }
 
 // digest draws the conclusions from a look.
-func (w *waiter) digest(ctx context.Context, found *look) (err error) {
+func (w *waiter) digest(ctx context.Context, found *evidence.Look) (err error) {
 	switch {
-	case found.rank <= crowd.MostListeners && !w.listens():
+	case found.Rank <= crowd.MostListeners && !w.listens():
 		found, err = w.wake(ctx)
-	case found.rank > crowd.MostListeners && w.listens():
+	case found.Rank > crowd.MostListeners && w.listens():
 		err = w.goDormant(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	free := !w.cfg.Claim.takesAny() && !found.holds(w.place.line)
+	free := !w.cfg.Claim.takesAny() && !found.Holds(w.place.line)
 	w.turn.plan(found, free, w.knowsLess(found))
 	if err := w.duties(ctx, found); err != nil {
 		return err
@@ -116,8 +116,8 @@ func (w *waiter) watches() bool { return w.watched.state() != off }
 // knowsLess says whether others in line may know more of the last holder than this waiter, which
 // may have just come back to its place and heard nothing. This waiter would have to hold the lock
 // for a delay, while one of the others, which the holder may have named, can start at once.
-func (w *waiter) knowsLess(found *look) bool {
-	listening := found.marked
+func (w *waiter) knowsLess(found *evidence.Look) bool {
+	listening := found.Marked
 	if w.place.has[markLock] {
 		listening--
 	}
@@ -127,7 +127,7 @@ func (w *waiter) knowsLess(found *look) bool {
 
 // duties: the first keeps newcomers out, the others make room, all call the dormant waiters if few
 // listen, and the first few watch the holder.
-func (w *waiter) duties(ctx context.Context, found *look) error {
+func (w *waiter) duties(ctx context.Context, found *evidence.Look) error {
 	keepOrder := w.takeGate
 	if w.turn.rank > 1 {
 		keepOrder = w.makeRoom
@@ -147,7 +147,7 @@ func (w *waiter) duties(ctx context.Context, found *look) error {
 
 // takeGate takes the gate for the first in line. The gate keeps out newcomers, which could take one
 // of the slots first, and readers, since there might always be another one.
-func (w *waiter) takeGate(ctx context.Context, found *look) error {
+func (w *waiter) takeGate(ctx context.Context, found *evidence.Look) error {
 	readers := slices.ContainsFunc(found.Holders, func(s evidence.Seat) bool { return s.Shared })
 	if w.place.has[gateLock] || !w.cfg.Claim.takesAny() && (w.cfg.Claim.Shared || !readers) {
 		return nil
@@ -167,7 +167,7 @@ func (w *waiter) takeGate(ctx context.Context, found *look) error {
 var errMadeRoom = session.FullError("few connections are free: giving this one back while others wait in line, and coming again")
 
 // makeRoom returns errMadeRoom if too few connections are free for this waiter to keep its own.
-func (w *waiter) makeRoom(ctx context.Context, found *look) error {
+func (w *waiter) makeRoom(ctx context.Context, found *evidence.Look) error {
 	if w.limits == nil {
 		limits, err := session.ReadLimits(ctx, w.s)
 		if err != nil {
@@ -175,14 +175,14 @@ func (w *waiter) makeRoom(ctx context.Context, found *look) error {
 		}
 		w.limits = &limits
 	}
-	if crowd.MayStay(w.turn.rank, found.waiting, 0, w.limits.Server) {
+	if crowd.MayStay(w.turn.rank, found.Waiting, 0, w.limits.Server) {
 		return nil
 	}
 	left, err := w.limits.Room(ctx, w.s)
 	if err != nil {
 		return w.cfg.rejected(err)
 	}
-	if crowd.MayStay(w.turn.rank, found.waiting, left.Free, left.Of) {
+	if crowd.MayStay(w.turn.rank, found.Waiting, left.Free, left.Of) {
 		return nil
 	}
 	return errMadeRoom

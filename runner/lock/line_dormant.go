@@ -8,6 +8,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/crowd"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -51,15 +52,15 @@ func (w *waiter) hearCall(answers []session.Rows) {
 }
 
 // wake makes a dormant waiter listen and look again, which gives it a mark.
-func (w *waiter) wake(ctx context.Context) (found *look, err error) {
+func (w *waiter) wake(ctx context.Context) (found *evidence.Look, err error) {
 	w.beatPlainly()
 	return w.listenAndLook(ctx)
 }
 
 // callIfFew calls while few listen and others are dormant. With several locks nobody
 // calls.
-func (w *waiter) callIfFew(ctx context.Context, found *look) error {
-	few := crowd.FewListen(found.marked, found.waiting) && w.cfg.Claim.hasOneLine()
+func (w *waiter) callIfFew(ctx context.Context, found *evidence.Look) error {
+	few := crowd.FewListen(found.Marked, found.Waiting) && w.cfg.Claim.hasOneLine()
 	if few == w.place.has[callLock] {
 		return nil
 	}

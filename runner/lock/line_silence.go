@@ -34,29 +34,28 @@ import (
 //	Evidence.NoteSilence     no command is alive that had started by then; recordSilence tells the ledger
 //	waiter.tryNow            takes the lock once the server has freed it: by many tries if the session was ended
 //	Bid.Settle               starts without a delay
-func (w *waiter) watchHolder(ctx context.Context, found *look) error {
+func (w *waiter) watchHolder(ctx context.Context, found *evidence.Look) error {
 	if w.cfg.Claim.takesAny() || w.cfg.Claim.Shared {
 		return nil
 	}
-	s := found.holderOf(w.place.line)
-	last, speaks := found.requests[s.PID]
-	if !speaks {
+	s := found.HolderOf(w.place.line)
+	if s.Request == 0 {
 		w.watched.forgetRequest()
 		w.unwatch()
 		return nil
 	}
-	silent, again := w.watched.silence(last, found)
+	silent, again := w.watched.silence(s, found)
 	// A newcomer that sorts before this waiter, since the server's clock was set back, has seen less
 	// of the silence. So the best rank counts.
-	if !again || found.rank < w.watched.rank {
-		w.watched.rank = found.rank
+	if !again || found.Rank < w.watched.rank {
+		w.watched.rank = found.Rank
 	}
 	enough := w.enoughSilence(s, found)
 	if again && silent >= enough {
 		w.unwatch()
-		return w.endSilent(ctx, s, last, found)
+		return w.endSilent(ctx, s, found)
 	}
-	if err := w.startWatch(ctx, last, enough); err != nil {
+	if err := w.startWatch(ctx, s, enough); err != nil {
 		return err
 	}
 	if s.Token == 0 && !again { // in `each` holders never show a token
@@ -69,7 +68,7 @@ func (w *waiter) watchHolder(ctx context.Context, found *look) error {
 // are all earlier ones that may have been alive. A busy machine may kill late: for that it adds as
 // much again as the holder itself leaves for the kill, but at most a second. Each place in line
 // adds to it, so that the waiters before this one get their turn.
-func (w *waiter) enoughSilence(s evidence.Seat, found *look) time.Duration {
+func (w *waiter) enoughSilence(s evidence.Seat, found *evidence.Look) time.Duration {
 	delay := max(s.Outlives, w.cfg.LockDelay)
 	for _, id := range w.heldBy(s.PID, found) {
 		delay = max(delay, w.evidence[id].Verdict().Delay)
@@ -82,7 +81,7 @@ func (w *waiter) enoughSilence(s evidence.Seat, found *look) time.Duration {
 
 // heldBy are the locks that a session has, as far as the evidence shows. Its silence counts
 // for all of them.
-func (b *Bid) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
+func (b *Bid) heldBy(pid uint32, found *evidence.Look) (ids []lockkey.ID) {
 	for _, s := range found.Holders {
 		if b.evidence[s.ID] != nil && s.PID == pid {
 			ids = append(ids, s.ID)
@@ -97,13 +96,13 @@ func (b *Bid) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 // The look proves that the session had the lock when the look was sent, and no longer: a server
 // that is ending a session frees its lock first, and shows the session for a moment longer. So a
 // start that was heard after that may be another holder's, and still counts.
-func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, last lastRequest, found *look) error {
+func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, found *evidence.Look) error {
 	rows, err := w.s.Query(ctx, fmt.Sprintf(`SELECT CASE
 		WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
 		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END
 FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND %s`,
-		last.pid, last.opened, last.changed, describe.RequestSQL(last.number)))
+		s.PID, s.Opened, s.Changed, describe.RequestSQL(s.Request)))
 	if err != nil {
 		return w.cfg.rejected(err)
 	}
@@ -120,7 +119,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	}
 	w.cfg.Log.Info(message, "event", "silent", "backend", s.PID)
 	for _, id := range w.heldBy(s.PID, found) {
-		w.evidence[id].NoteSilence(found.asOf[id], s)
+		w.evidence[id].NoteSilence(found.AsOf[id], s)
 	}
 	if w.usesLedger() {
 		w.recordSilence(ctx, s, found)
@@ -130,7 +129,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 
 // recordSilence closes, in the ledger, the run of a holder that was silent for as long as its
 // command can live. This helps the waiters that have not seen the silence.
-func (b *Bid) recordSilence(ctx context.Context, of evidence.Seat, found *look) {
+func (b *Bid) recordSilence(ctx context.Context, of evidence.Seat, found *evidence.Look) {
 	if of.Token == 0 {
 		return
 	}

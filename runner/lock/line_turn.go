@@ -81,9 +81,9 @@ const namedAfter = 20 * time.Millisecond
 // plan notes what a look has shown, and decides when to look again, and whether to try. free says
 // that nobody has the one lock that is wanted; knowsLess says that others in line may know more of
 // the lock's last holder.
-func (t *turn) plan(found *look, free, knowsLess bool) {
+func (t *turn) plan(found *evidence.Look, free, knowsLess bool) {
 	now := time.Now()
-	progress := crowd.Progress{Moved: max(0, t.rank-found.rank), Moving: t.moving}
+	progress := crowd.Progress{Moved: max(0, t.rank-found.Rank), Moving: t.moving}
 	if !t.lookedAt.IsZero() {
 		progress.In = now.Sub(t.lookedAt)
 	}
@@ -102,8 +102,8 @@ func (t *turn) plan(found *look, free, knowsLess bool) {
 }
 
 // notePlace notes the place in line, and whether a look has shown a holder.
-func (t *turn) notePlace(found *look) {
-	t.rank, t.ahead = found.rank, nil
+func (t *turn) notePlace(found *evidence.Look) {
+	t.rank, t.ahead = found.Rank, nil
 	for _, s := range found.Line {
 		if s.PID == t.own {
 			break

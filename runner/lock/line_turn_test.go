@@ -120,7 +120,7 @@ func TestSeen(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			turn := turnAt(tt.rank)
 			for range tt.looks {
-				found := &look{rank: tt.rank, Look: evidence.Look{Holders: tt.holders}}
+				found := &evidence.Look{Rank: tt.rank, Holders: tt.holders}
 				turn.plan(found, tt.free, tt.knowsLess)
 			}
 			turn.triesIn(t, tt.what, tt.try)

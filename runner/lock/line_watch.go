@@ -11,6 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -27,7 +28,7 @@ import (
 type watch struct {
 	mu     sync.Mutex
 	count  int              // counts the watches, since an answer to an earlier one may still arrive
-	last   lastRequest      // the holder's latest request that was seen; pid 0 if none was
+	last   evidence.Seat    // the holder, with its latest request that was seen; PID 0 if none was
 	since  boottime.Instant // when the first answer that shows that request was received
 	enough time.Duration    // how long the silence has to last, by the latest whole look
 	is     watchState
@@ -51,14 +52,14 @@ const (
 
 // startWatch makes the heartbeat watch a holder whose requests have numbers, until an answer calls
 // for something else. Of any other holder the first in line finds out by its tries (turn.tryLater).
-func (w *waiter) startWatch(ctx context.Context, of lastRequest, enough time.Duration) error {
+func (w *waiter) startWatch(ctx context.Context, of evidence.Seat, enough time.Duration) error {
 	name, err := w.prepareWatch(ctx)
 	if err != nil {
 		return err
 	}
 	on, ask := &w.watched, w.askPace()
 	beat := session.Heartbeat{Every: ask.most}
-	beat.SQL = []string{fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.pid, w.turn.rank == 1)}
+	beat.SQL = []string{fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.PID, w.turn.rank == 1)}
 	on.mu.Lock()
 	on.count++
 	on.enough, on.is = enough, watching
@@ -71,9 +72,9 @@ func (w *waiter) startWatch(ctx context.Context, of lastRequest, enough time.Dur
 	beat.Then = func(answers []session.Rows) { w.hearOfHolder(count, of, ask, answers[len(answers)-1]) }
 	w.s.SetHeartbeat(beat)
 	w.turn.lookAt = time.Now().Add(crowd.LookBesideWatch(w.turn.rank, w.cfg.Session.Lease))
-	first := ask.whenDue(of.age)
-	if of.age < crowd.FirstBeat { // the request may have been its start, which this session has not heard
-		first = crowd.FirstBeat - of.age + crowd.LookAfter
+	first := ask.whenDue(of.Age)
+	if of.Age < crowd.FirstBeat { // the request may have been its start, which this session has not heard
+		first = crowd.FirstBeat - of.Age + crowd.LookAfter
 	}
 	w.s.BeatAt(min(boottime.Now().Add(first), over))
 	return nil
@@ -81,7 +82,7 @@ func (w *waiter) startWatch(ctx context.Context, of lastRequest, enough time.Dur
 
 // hearOfHolder takes the answer to a question of watch number count, and plans the next question.
 // The session's reader calls it.
-func (w *waiter) hearOfHolder(count int, of lastRequest, ask askPace, answer session.Rows) {
+func (w *waiter) hearOfHolder(count int, of evidence.Seat, ask askPace, answer session.Rows) {
 	received, on := boottime.Now(), &w.watched
 	on.mu.Lock()
 	defer on.mu.Unlock()
@@ -157,46 +158,44 @@ FROM pg_catalog.pg_stat_get_activity($1)`, name, advisory.Exclusive(w.place.line
 func (w *watch) forgetRequest() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.last, w.since = lastRequest{}, 0
+	w.last, w.since = evidence.Seat{}, 0
 }
 
 // silence is how long a holder has been silent, if its latest request was seen before.
-func (w *watch) silence(last lastRequest, found *look) (silent time.Duration, again bool) {
+func (w *watch) silence(s evidence.Seat, found *evidence.Look) (silent time.Duration, again bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	since, again := w.sees(last, found.received)
+	since, again := w.sees(s, found.Received)
 	return found.Sent.Sub(since), again
 }
 
 // sees notes a holder's latest request, and says since when it has been seen and whether it
 // was seen before. The caller holds mu.
-func (w *watch) sees(last lastRequest, received boottime.Instant) (since boottime.Instant, again bool) {
-	last.age = 0 // it differs in each look
-	again = last == w.last
+func (w *watch) sees(s evidence.Seat, received boottime.Instant) (since boottime.Instant, again bool) {
+	again = s.SameRequest(w.last)
 	if !again {
-		w.last, w.since = last, received
+		w.last, w.since = s, received
 	}
 	return w.since, again
 }
 
 // judge says what an answer about a holder calls for and, while the watch goes on, in what time the
-// next question is due. last is the holder's request that the latest whole look showed. The caller
-// holds mu.
-func (w *watch) judge(last lastRequest, ask askPace, received boottime.Instant, answer session.Rows) (watchState, time.Duration) {
+// next question is due. of is the holder as the latest whole look showed it. The caller holds mu.
+func (w *watch) judge(of evidence.Seat, ask askPace, received boottime.Instant, answer session.Rows) (watchState, time.Duration) {
 	row, err := answer.Only(5)
-	if err != nil || row[0] != "f" || row[1] != last.opened {
+	if err != nil || row[0] != "f" || row[1] != of.Opened {
 		return shouldTry, 0
 	}
 	d, _ := describe.Parse(row[4])
 	if d.Request == 0 {
 		return shouldLook, 0
 	}
-	last.number, last.changed = d.Request, row[2]
-	since, again := w.sees(last, received)
+	of.Request, of.Changed = d.Request, row[2]
+	since, again := w.sees(of, received)
 	left := since.Add(w.enough).Sub(received)
 	switch {
 	case !again:
-		return watching, ask.whenDue(requestAge(row[3]))
+		return watching, ask.whenDue(evidence.RequestAge(row[3]))
 	case left <= 0:
 		return shouldLook, 0
 	}

@@ -3,9 +3,12 @@ package lock
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -25,7 +28,7 @@ func (b *Bid) Listen(ctx context.Context) error {
 // listenAndLook starts to collect the announcements about all of the locks, unless the bid listens
 // already, and then looks for their holders. In the other order a holder could begin unseen and
 // unheard. Other queries are sent in between.
-func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*look, error) {
+func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*evidence.Look, error) {
 	var queries []string
 	if !b.listens() {
 		var listen []string
@@ -36,6 +39,37 @@ func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*look, erro
 		queries = []string{strings.Join(listen, ";")}
 	}
 	return b.look(ctx, append(queries, between...)...)
+}
+
+// look asks the server, after other statements if there are any, and passes the answer to the
+// evidence.
+func (b *Bid) look(ctx context.Context, before ...string) (*evidence.Look, error) {
+	found, ok := &evidence.Look{Sent: boottime.Now(), AsOf: map[lockkey.ID]int{}}, false
+	b.unknownHolder = false
+	for id, e := range b.evidence {
+		found.AsOf[id] = e.AsOf()
+	}
+	marks, noteMarks := b.markQueries()
+	query := evidence.LookQuery(b.cfg.Claim.Sought().Locks, b.nextLine())
+	queries := slices.Concat(before, marks, []string{query}, b.arrivedQuery())
+	_, err := b.s.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
+		found.Received = boottime.Now()
+		if ok = found.Parse(answers[len(before)+len(marks)], b.s.BackendPID()); !ok {
+			return
+		}
+		noteMarks(answers[len(before):])
+		for id, e := range b.evidence {
+			e.Saw(found, id, found.AsOf[id])
+		}
+	}})
+	if err != nil {
+		return nil, b.cfg.rejected(err)
+	}
+	b.place.arriving = false
+	if !ok {
+		return nil, session.NotPostgreSQL()
+	}
+	return found, nil
 }
 
 // collect makes the session collect announcements about a lock from now on.

@@ -29,7 +29,7 @@
 //
 // What a waiter knows:
 //
-//	look        all that the server shows of a lock, asked for at once: a seat for each session
+//	look        all that the server shows of a lock, asked for at once (evidence.Look)
 //	watch       the question about the holder alone that the first in line ask with their
 //	            heartbeats
 //	contested   others have the lock, or may have had it while the bid did not listen, so

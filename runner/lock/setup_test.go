@@ -28,7 +28,7 @@ const index = `
 line, line_marks, line_arrival, line_room, line_dormant, line_watch, line_turn, fairness, stepdown  the line, and its order
 takeover, line_silence, relay, slowrelay, clock_linux, reconnect                         taking over, by kind of end
 several, slots, shared, conflicts, prepared                                              the claim
-nonsense_answers, look                                                                   what servers, and sessions' names, say
+nonsense_answers, names                                                                  what servers, and sessions' names, say
 token, interrupted, line_rehearsal, release, full_queue                                  the start and the end
 transaction, transaction_trips, quorum, list_exchange, list_news, canceled               other ways to hold
 ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, ledger_pause          the ledger

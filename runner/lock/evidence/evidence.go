@@ -3,8 +3,8 @@
 // nothing: others tell it what was announced (Hear) and what a look at the server has shown (Saw),
 // and ask it for a Verdict.
 //
-// Read it in this order: announcement.go (what holders say), the table of states below, starts.go
-// (whose commands may be alive), closing.go (whose word ends what).
+// Read it in this order: announcement.go (what holders say), look.go (what the server shows), the
+// table of states below, starts.go (whose commands may be alive), closing.go (whose word ends what).
 package evidence
 
 import (
