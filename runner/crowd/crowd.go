@@ -1,9 +1,10 @@
 // Package crowd has the rules for a waiter among many, as far as they follow from numbers alone:
-// who listens, who watches, and when each waiter looks, tries and stays away. Package lock applies
-// them on a server. The simulation of crowds (runner/bench/scale) applies them in virtual time,
-// with its own random source. So the functions return bounds, and the caller draws a random number
-// between them. The rules are for speed, fairness and little load on the database: the promise does
-// not depend on them.
+// who listens, who watches, when each waiter looks and tries (Turn), and when it stays away. Package
+// lock applies them on a server. The simulation of crowds (runner/bench/scale) applies them in
+// virtual time, with its own random source. So the functions are told the time, and return bounds
+// between which the caller draws a random number. (Turn draws one itself, after a stranger's word:
+// the simulation has no strangers.) The rules are for speed, fairness and little load on the
+// database: the promise does not depend on them.
 package crowd
 
 import (
@@ -19,19 +20,11 @@ const (
 	MostListeners = 24
 	// MostWatchers is how many of the first in line watch the holder.
 	MostWatchers = 3
-	// TriesWhatsFree is the last rank that tries a lock which two looks have shown to be free.
-	TriesWhatsFree = 3
 
-	// TryEvery is how often the first in line tries if the holder shows nothing of itself: the lock
-	// may come free without a word.
-	TryEvery = time.Second
 	// TurnPatience is how long a waiter leaves a free lock to each of the waiters before it.
 	TurnPatience = 300 * time.Millisecond
 	// FirstBeat is the time from a grant to the holder's first heartbeat.
 	FirstBeat = 500 * time.Millisecond
-	// LookAtNew is how soon the waiters that are to watch a new holder look at it: just after its
-	// first heartbeat, since its silence counts from then. Brief commands are over by that time.
-	LookAtNew = FirstBeat + LookAfter
 	// LookAfter is the time from when a holder's heartbeat is due to the look for it.
 	LookAfter = 150 * time.Millisecond
 	// CallEvery is how often a calling holder looks whether anybody listens.
@@ -44,51 +37,6 @@ const (
 func HearCall(lease time.Duration) time.Duration {
 	const most = 5 * time.Second
 	return min(leasetime.WaiterBeat(lease), most)
-}
-
-// Progress is what two looks show of a dormant waiter's way to the listeners.
-type Progress struct {
-	Moved  int           // places, from one look to the other
-	In     time.Duration // time from one look to the other; 0: there was only one
-	Moving bool          // the look before these two showed that the line moved, too
-}
-
-// NextLook is the time from a look to the next one. A look takes the server 0.3 ms with 200
-// sessions. So a dormant waiter goes half of the way to the listeners, at the line's pace, before
-// it looks again. The pace is unknown if the line stood before: it may have begun to move just now.
-func NextLook(rank int, p Progress, lease time.Duration) time.Duration {
-	const least, each = 100 * time.Millisecond, 5 * time.Millisecond
-	seldom := max(leasetime.BeatEvery(lease), time.Duration(rank)*time.Second/4)
-	behind := time.Duration(rank - MostListeners)
-	switch {
-	case behind <= 0:
-		return seldom
-	case p.Moved > 0 && p.Moving: // a call would be heard in a heartbeat's time
-		return min(max(least, behind*p.In/time.Duration(p.Moved)/2), leasetime.WaiterBeat(lease))
-	case p.Moved > 0, p.In == 0:
-		return max(least, behind*each)
-	}
-	return min(max(least, 2*p.In), seldom)
-}
-
-// LookBesideWatch is the time from a look to the next one while the heartbeat watches the holder.
-// The first in line looks less often: the others also find out with a look whether they have to
-// give back their connections, and the first never does.
-func LookBesideWatch(rank int, lease time.Duration) time.Duration {
-	if rank == 1 {
-		return 4 * lease
-	}
-	return 2 * lease
-}
-
-// TurnDelay is how long a waiter leaves the lock to those before it after an announced end that
-// does not name this waiter. passed says that the end names another waiter, although no waiter is
-// known to be before this one.
-func TurnDelay(rank int, passed bool) time.Duration {
-	if passed && rank == 1 {
-		return TurnPatience
-	}
-	return TurnPatience * time.Duration(max(0, rank-1))
 }
 
 // FewListen says whether those in line call the dormant waiters: if not all in line listen, and

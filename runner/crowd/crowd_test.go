@@ -15,21 +15,21 @@ func TestNextLook(t *testing.T) {
 	for _, tt := range []struct {
 		what string
 		rank int
-		p    Progress
+		p    progress
 		want time.Duration
 	}{
-		{"one that listens", MostListeners, Progress{1, time.Second, moving}, 6 * time.Second},
-		{"the first", 1, Progress{1, time.Second, moving}, 3 * time.Second},
-		{"one that has come", 64, Progress{}, 200 * time.Millisecond},
-		{"the first dormant, that has come", 25, Progress{}, 100 * time.Millisecond},
-		{"the line stands", 64, Progress{0, 3 * time.Second, moving}, 6 * time.Second},
-		{"the line has stood for long", 64, Progress{0, 12 * time.Second, !moving}, 16 * time.Second},
-		{"the line moves", 64, Progress{40, 200 * time.Millisecond, moving}, 100 * time.Millisecond},
-		{"the line moves slowly", 64, Progress{5, 200 * time.Millisecond, moving}, 800 * time.Millisecond},
-		{"the line hardly moves", 64, Progress{1, time.Second, moving}, 5 * time.Second},
-		{"the line moves after it has stood", 64, Progress{1, time.Second, !moving}, 200 * time.Millisecond},
+		{"one that listens", MostListeners, progress{1, time.Second, moving}, 6 * time.Second},
+		{"the first", 1, progress{1, time.Second, moving}, 3 * time.Second},
+		{"one that has come", 64, progress{}, 200 * time.Millisecond},
+		{"the first dormant, that has come", 25, progress{}, 100 * time.Millisecond},
+		{"the line stands", 64, progress{0, 3 * time.Second, moving}, 6 * time.Second},
+		{"the line has stood for long", 64, progress{0, 12 * time.Second, !moving}, 16 * time.Second},
+		{"the line moves", 64, progress{40, 200 * time.Millisecond, moving}, 100 * time.Millisecond},
+		{"the line moves slowly", 64, progress{5, 200 * time.Millisecond, moving}, 800 * time.Millisecond},
+		{"the line hardly moves", 64, progress{1, time.Second, moving}, 5 * time.Second},
+		{"the line moves after it has stood", 64, progress{1, time.Second, !moving}, 200 * time.Millisecond},
 	} {
-		if got := NextLook(tt.rank, tt.p, lease); got != tt.want {
+		if got := nextLook(tt.rank, tt.p, lease); got != tt.want {
 			t.Errorf("%s: the next look is in %v, want %v", tt.what, got, tt.want)
 		}
 	}
@@ -40,15 +40,15 @@ func TestNextLook(t *testing.T) {
 func TestLooksOfOneCalled(t *testing.T) {
 	const lease, from, most = 15 * time.Second, 124, 12
 	for _, perSecond := range []float64{2, 13, 90, 200} {
-		p, looks, seen := Progress{In: 8 * time.Second}, 0, from+1
-		for at := time.Duration(0); seen > MostListeners; at += p.In {
+		p, looks, seen := progress{in: 8 * time.Second}, 0, from+1
+		for at := time.Duration(0); seen > MostListeners; at += p.in {
 			rank := from - int(perSecond*at.Seconds())
 			if looks++; rank < 1 {
 				t.Errorf("%v places a second: its turn has passed", perSecond)
 				break
 			}
-			p.Moved = seen - rank
-			p = Progress{In: NextLook(rank, p, lease), Moving: p.Moved > 0}
+			p.moved = seen - rank
+			p = progress{in: nextLook(rank, p, lease), moving: p.moved > 0}
 			seen = rank
 		}
 		onTheWay := float64(from-MostListeners) / perSecond / leasetime.WaiterBeat(lease).Seconds()

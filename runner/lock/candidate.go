@@ -114,8 +114,8 @@ func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error)
 	if err != nil {
 		if w.place.joined() && w.place.ticket != 0 {
 			c.former = w
-			if w.turn.rank > 0 {
-				c.front = w.turn.rank <= crowd.MostWatchers
+			if w.turn.Rank > 0 {
+				c.front = w.turn.Rank <= crowd.MostWatchers
 			}
 		}
 		w.preparation.abandon()

@@ -10,7 +10,7 @@ import (
 )
 
 // turnPatience is how long the second in line leaves a lock that has come free to the first
-// (line_turn.go). On a busy machine the first may not act within this time, and is then overtaken.
+// (crowd.Turn). On a busy machine the first may not act within this time, and is then overtaken.
 const turnPatience = 300 * time.Millisecond
 
 // serve waits until one waiter of a line has the lock, alone and without a delay. It returns what

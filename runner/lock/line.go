@@ -19,7 +19,7 @@ import (
 // The order is only for fairness: the promise rests on the lock itself. Not only the first but the
 // first three watch the holder (line_silence.go, line_watch.go), in case one of these waiters is
 // frozen. The first 24 listen, and have a mark that says so. The others are dormant
-// (line_dormant.go). When each of them tries and looks is in line_turn.go.
+// (line_dormant.go). Package crowd says when each of them tries and looks (crowd.Turn).
 
 // join listens, takes a ticket and looks, in one message. If the waiter is not one of the first,
 // digest then makes it dormant.
@@ -100,7 +100,13 @@ func (w *waiter) digest(ctx context.Context, found *evidence.Look) (err error) {
 		return err
 	}
 	free := !w.cfg.Claim.takesAny() && !found.Holds(w.place.line)
-	w.turn.plan(found, free, w.knowsLess(found))
+	sight := crowd.Sight{Rank: found.Rank, Held: len(found.Holders) > 0, Free: free, KnowsLess: w.knowsLess(found)}
+	for _, s := range found.Line {
+		if s.PID != w.turn.Own {
+			sight.Ahead = append(sight.Ahead, s.PID)
+		}
+	}
+	w.turn.Seen(time.Now(), sight)
 	if err := w.duties(ctx, found); err != nil {
 		return err
 	}
@@ -108,7 +114,7 @@ func (w *waiter) digest(ctx context.Context, found *evidence.Look) (err error) {
 	return nil
 }
 
-func (w *waiter) tryLater() { w.turn.tryLater(w.watches()) }
+func (w *waiter) tryLater() { w.turn.TryLater(time.Now(), w.watches()) }
 
 // watches says whether the heartbeat watches the holder.
 func (w *waiter) watches() bool { return w.watched.state() != off }
@@ -129,7 +135,7 @@ func (w *waiter) knowsLess(found *evidence.Look) bool {
 // listen, and the first few watch the holder.
 func (w *waiter) duties(ctx context.Context, found *evidence.Look) error {
 	keepOrder := w.takeGate
-	if w.turn.rank > 1 {
+	if w.turn.Rank > 1 {
 		keepOrder = w.makeRoom
 	}
 	if err := keepOrder(ctx, found); err != nil {
@@ -138,7 +144,7 @@ func (w *waiter) duties(ctx context.Context, found *evidence.Look) error {
 	if err := w.callIfFew(ctx, found); err != nil {
 		return err
 	}
-	if w.turn.rank > crowd.MostWatchers {
+	if w.turn.Rank > crowd.MostWatchers {
 		w.unwatch()
 		return nil
 	}
@@ -175,14 +181,14 @@ func (w *waiter) makeRoom(ctx context.Context, found *evidence.Look) error {
 		}
 		w.limits = &limits
 	}
-	if crowd.MayStay(w.turn.rank, found.Waiting, 0, w.limits.Server) {
+	if crowd.MayStay(w.turn.Rank, found.Waiting, 0, w.limits.Server) {
 		return nil
 	}
 	left, err := w.limits.Room(ctx, w.s)
 	if err != nil {
 		return w.cfg.rejected(err)
 	}
-	if crowd.MayStay(w.turn.rank, found.Waiting, left.Free, left.Of) {
+	if crowd.MayStay(w.turn.Rank, found.Waiting, left.Free, left.Of) {
 		return nil
 	}
 	return errMadeRoom

@@ -59,10 +59,14 @@ func (w *waiter) watchHolder(ctx context.Context, found *evidence.Look) error {
 		return err
 	}
 	if s.Token == 0 && !again { // in `each` holders never show a token
-		w.turn.lookAt = time.Now().Add(namedAfter)
+		w.turn.LookAt = time.Now().Add(namedAfter)
 	}
 	return nil
 }
+
+// namedAfter is how soon a holder that shows no token is looked at again. It may be about to draw
+// one, which the announcement of its death will name.
+const namedAfter = 20 * time.Millisecond
 
 // enoughSilence is how long a holder must have been silent until its own command is dead, and so
 // are all earlier ones that may have been alive. A busy machine may kill late: for that it adds as
@@ -113,7 +117,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	message := "the holder has been silent for as long as its command can live: "
 	if rows.Is("t") {
 		message += "its session is ended"
-		w.turn.tryAt, w.turn.burst = time.Now(), true
+		w.turn.Burst(time.Now())
 	} else {
 		message += "its session, which this role may not end, is left to the server"
 	}

@@ -18,7 +18,7 @@ import (
 // While one session holds the lock, a look at all that the server shows of the lock tells nothing
 // new. So the heartbeats of the first in line look at that session alone, if it numbers its
 // requests. A whole look follows when they see anything but the holder's next request, and every
-// few leases (crowd.LookBesideWatch). A heartbeat wakes fewer threads than a goroutine that asks
+// few leases (Turn.WatchBegins). A heartbeat wakes fewer threads than a goroutine that asks
 // and waits would.
 //
 // The heartbeat of the very first also probes the lock, since some ends are silent. It frees
@@ -51,7 +51,7 @@ const (
 )
 
 // startWatch makes the heartbeat watch a holder whose requests have numbers, until an answer calls
-// for something else. Of any other holder the first in line finds out by its tries (turn.tryLater).
+// for something else. Of any other holder the first in line finds out by its tries (Turn.TryLater).
 func (w *waiter) startWatch(ctx context.Context, of evidence.Seat, enough time.Duration) error {
 	name, err := w.prepareWatch(ctx)
 	if err != nil {
@@ -59,7 +59,7 @@ func (w *waiter) startWatch(ctx context.Context, of evidence.Seat, enough time.D
 	}
 	on, ask := &w.watched, w.askPace()
 	beat := session.Heartbeat{Every: ask.most}
-	beat.SQL = []string{fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.PID, w.turn.rank == 1)}
+	beat.SQL = []string{fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.PID, w.turn.Rank == 1)}
 	on.mu.Lock()
 	on.count++
 	on.enough, on.is = enough, watching
@@ -71,7 +71,7 @@ func (w *waiter) startWatch(ctx context.Context, of evidence.Seat, enough time.D
 	on.mu.Unlock()
 	beat.Then = func(answers []session.Rows) { w.hearOfHolder(count, of, ask, answers[len(answers)-1]) }
 	w.s.SetHeartbeat(beat)
-	w.turn.lookAt = time.Now().Add(crowd.LookBesideWatch(w.turn.rank, w.cfg.Session.Lease))
+	w.turn.WatchBegins(time.Now())
 	first := ask.whenDue(of.Age)
 	if of.Age < crowd.FirstBeat { // the request may have been its start, which this session has not heard
 		first = crowd.FirstBeat - of.Age + crowd.LookAfter
@@ -107,7 +107,7 @@ type askPace struct {
 // askPace is the pace for this place in line.
 func (w *waiter) askPace() askPace {
 	beat := leasetime.BeatEvery(w.cfg.Session.Lease)
-	if w.turn.rank == 1 && w.s.Encrypted() {
+	if w.turn.Rank == 1 && w.s.Encrypted() {
 		// The holder's connection may be encrypted, too. Then the holder's guard can't announce
 		// that its pglead was killed.
 		return askPace{beat, beat / 2}
@@ -221,7 +221,7 @@ func (w *waiter) actOnWatch() {
 		return
 	}
 	w.unwatch()
-	w.turn.lookOrTry(state, time.Now())
+	w.turn.WatchEnds(time.Now(), state == shouldTry)
 }
 
 func (w *watch) state() watchState {

@@ -43,7 +43,7 @@
 //	line     the waiters, each with a ticket
 //	place    a bid's place in line: its ticket, and other locks that it has for that. Its rank
 //	         is the number of the place, from 1
-//	turn     when a waiter looks and tries next
+//	turn     when a waiter looks and tries next (crowd.Turn)
 //	burst    many tries in one statement, when the lock is about to be freed
 //	dormant  a waiter so far behind that it doesn't listen
 //

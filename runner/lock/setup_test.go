@@ -23,9 +23,9 @@ import (
 )
 
 // index says where to look for a test, by the beginnings of the files' names. Who may start, by
-// what was heard, is tested in package evidence.
+// what was heard, is tested in package evidence; when a waiter tries and looks, in package crowd.
 const index = `
-line, line_marks, line_arrival, line_room, line_dormant, line_watch, line_turn, fairness, stepdown  the line, and its order
+line, line_marks, line_arrival, line_room, line_dormant, line_watch, fairness, stepdown  the line, and its order
 takeover, line_silence, relay, slowrelay, clock_linux, reconnect                         taking over, by kind of end
 several, slots, shared, conflicts, prepared                                              the claim
 nonsense_answers, names                                                                  what servers, and sessions' names, say

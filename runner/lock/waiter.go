@@ -24,7 +24,7 @@ type waiter struct {
 	candidate *Candidate
 	told      time.Time // when Observer.Waiting was last called
 
-	turn    turn
+	turn    crowd.Turn
 	watched watch // of the holder
 
 	called atomic.Bool     // a call was heard, and no look has followed yet
@@ -39,7 +39,7 @@ const mostMail = 256
 func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
 	w := &waiter{
 		Bid: NewBid(s, c.cfg, c.returned), candidate: c,
-		turn: turn{own: s.BackendPID(), lease: c.cfg.Session.Lease},
+		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
 	w.preparation, w.mail = newPreparation(s, prepare), make(chan evidence.Announcement, mostMail)
 	if c.former != nil {
@@ -136,16 +136,16 @@ func (w *waiter) standInLine(ctx context.Context) (granted bool, err error) {
 		if rest <= 0 {
 			return false, nil
 		}
-		if err := w.sleep(ctx, min(rest, time.Until(w.turn.next())), w.news); err != nil {
+		if err := w.sleep(ctx, min(rest, time.Until(w.turn.Next())), w.news); err != nil {
 			return false, err
 		}
 		if w.called.Swap(false) {
-			w.turn.lookAt = time.Now()
+			w.turn.LookAt = time.Now()
 		}
-		w.turn.decide(w.heard(), w.trusts, w.watches())
+		w.actOnHeard()
 		w.actOnWatch()
 		now := time.Now()
-		if w.turn.triesBy(now) {
+		if w.turn.TriesBy(now) {
 			granted, err = w.tryNow(ctx)
 		} else {
 			err = w.askRoles(ctx)
@@ -153,7 +153,7 @@ func (w *waiter) standInLine(ctx context.Context) (granted bool, err error) {
 		if err != nil || granted {
 			return granted, err
 		}
-		if now.Before(w.turn.lookAt) {
+		if now.Before(w.turn.LookAt) {
 			continue
 		}
 		if err := w.lookAgain(ctx); err != nil {
@@ -165,14 +165,17 @@ func (w *waiter) standInLine(ctx context.Context) (granted bool, err error) {
 	}
 }
 
-// heard are the announcements that have come for the locks to which this line leads.
-func (w *waiter) heard() (heard []evidence.Announcement) {
+// actOnHeard acts on the announcements that have come for the locks to which this line leads.
+func (w *waiter) actOnHeard() {
 	for range len(w.mail) {
-		if a := <-w.mail; w.cfg.Claim.lineFor(a.Lock) == w.place.line {
-			heard = append(heard, a)
+		switch a := <-w.mail; {
+		case w.cfg.Claim.lineFor(a.Lock) != w.place.line:
+		case a.Word == evidence.Started:
+			w.turn.Started(time.Now(), a.PID, w.trusts(a.PID), w.watches())
+		default:
+			w.turn.Ended(time.Now(), a.To)
 		}
 	}
-	return heard
 }
 
 // sleep returns when the time d has passed, or news has come. The loss of the session, or the end
@@ -191,7 +194,7 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, news <-chan struct{
 
 // tryNow tries once, or many times if the lock is about to be freed.
 func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
-	burst := w.turn.clearTry()
+	burst := w.turn.ClearTry()
 	w.tryLater()
 	if err := w.askRoles(ctx); err != nil {
 		return false, err
@@ -211,7 +214,7 @@ func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
 		w.noteRefusal(w.refused())
 	}
 	if w.unknownHolder || burst {
-		w.turn.lookAt = time.Now()
+		w.turn.LookAt = time.Now()
 	}
 	return false, nil
 }

@@ -41,6 +41,9 @@ func (s *scene) start(l *theLock, wait time.Duration, command func() time.Durati
 	})
 }
 
+// number stands for the number of the node's session.
+func (n *node) number() uint32 { return uint32(n.ticket) }
+
 func (n *node) left() time.Duration { return n.wait - (n.s.now - n.began) }
 
 func (n *node) connect() {

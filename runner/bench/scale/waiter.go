@@ -7,9 +7,10 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// A waiter follows the rules of package lock, where their reasons are: line_turn.go has when it
-// tries and looks, line_dormant.go who listens, and line_watch.go what the heartbeat of the first few is
-// for. Here all holders show themselves, all sessions have one role, and nobody dies.
+// A waiter follows the rules of package crowd (Turn says when it tries and looks) and of package
+// lock, where their reasons are: line_dormant.go has who listens, and line_watch.go what the heartbeat
+// of the first few is for. Here all holders show themselves, all sessions have one role, and nobody
+// dies.
 
 // knowledge is what a waiter knows of the holders since it listens.
 type knowledge int
@@ -30,16 +31,12 @@ type waiter struct {
 	covers   bool   // the last announced end covered all earlier holders, too
 	mail     []word // not yet acted on
 
-	busy          bool // a request of its own is under way
-	rank, free    int
-	lookedAt      time.Duration // 0: not yet
-	moving        bool          // the latest look showed that the line moves
-	lookAt, tryAt time.Duration // tryAt forever: it doesn't try
-	burst         bool
-	alarms        int   // counts how often the next step was planned
-	watched       *node // the holder that its heartbeat watches
-	beats         time.Duration
-	calling       bool
+	busy    bool // a request of its own is under way
+	turn    crowd.Turn
+	alarms  int   // counts how often the next step was planned
+	watched *node // the holder that its heartbeat watches
+	beats   time.Duration
+	calling bool
 }
 
 // join takes a ticket, or its old one again. The look comes with it.
@@ -51,7 +48,7 @@ func (n *node) join() {
 		s.made++
 		n.ticket = s.made
 	}
-	n.waiter = waiter{inLine: true, hears: true, tryAt: forever, beats: leasetime.WaiterBeat(s.lease)}
+	n.waiter = waiter{inLine: true, hears: true, turn: crowd.Turn{Own: n.number(), Lease: s.lease}, beats: leasetime.WaiterBeat(s.lease)}
 	n.l.enter(n)
 	n.beatIn(n.beats)
 	if n.wait < forever {
@@ -105,15 +102,15 @@ func (n *node) proceed() {
 		n.decide(w)
 	}
 	n.mail = nil
-	switch now := n.s.now; {
-	case n.tryAt <= now:
+	switch now := n.s.time(); {
+	case n.turn.TriesBy(now):
 		n.try()
-	case n.lookAt <= now:
+	case !now.Before(n.turn.LookAt):
 		n.look(0)
 	default:
 		n.alarms++
 		alarm := n.alarms
-		n.later(min(n.tryAt, n.lookAt)-now, func() {
+		n.later(n.turn.Next().Sub(now), func() {
 			if alarm == n.alarms {
 				n.proceed()
 			}
@@ -157,7 +154,7 @@ func (n *node) beDormant(then func()) {
 	}
 	n.unmarked = n.unmarked || n.marked
 	n.hears, n.marked, n.knows, n.mail = false, false, nothing, nil
-	n.tryAt, n.burst = forever, false
+	n.turn.ClearTry()
 	n.unwatch()
 	n.request(n.s.costs.beat, then)
 }
@@ -166,26 +163,13 @@ func (n *node) beDormant(then func()) {
 // room for the waiter.
 func (n *node) placed(rank int, holder *node) {
 	s := n.s
-	progress := crowd.Progress{Moving: n.moving}
-	if n.lookedAt > 0 {
-		progress.Moved, progress.In = max(0, n.rank-rank), s.now-n.lookedAt
-	}
-	n.rank, n.lookedAt, n.moving = rank, s.now, progress.Moved > 0
-	n.free++
-	if holder != nil {
-		n.free = 0
-	}
-	n.lookAt = s.now + crowd.NextLook(rank, progress, s.lease)
-	if rank <= crowd.TriesWhatsFree && n.free >= 2 {
-		n.tryAt = s.now
-	}
-	listening := n.l.marked(n)
-	if rank == 1 && n.tryAt == forever && holder == nil {
-		n.tryAt = s.now
-		if listening > 0 && n.knows == nothing { // others know more of the last holder
-			n.tryAt += crowd.TurnPatience
+	sight := crowd.Sight{Rank: rank, Held: holder != nil, Free: holder == nil, KnowsLess: n.l.marked(n) > 0 && n.knows == nothing}
+	if rank <= crowd.MostListeners {
+		for _, before := range n.l.line[:rank-1] {
+			sight.Ahead = append(sight.Ahead, before.number())
 		}
 	}
+	n.turn.Seen(s.time(), sight)
 	if rank == 1 || crowd.MayStay(rank, len(n.l.line), 0, s.connections) {
 		n.duties(holder)
 		return
@@ -215,10 +199,10 @@ func (n *node) duties(holder *node) {
 // watch begins or ends the watch. A holder shows its requests from its first heartbeat on.
 func (n *node) watch(holder *node) {
 	n.unwatch()
-	if holder != nil && n.rank <= crowd.MostWatchers && n.s.now-holder.since >= crowd.FirstBeat {
+	if holder != nil && n.turn.Rank <= crowd.MostWatchers && n.s.now-holder.since >= crowd.FirstBeat {
 		n.watched, n.beats = holder, leasetime.BeatEvery(n.s.lease)
 		n.beatIn(n.beats)
-		n.lookAt = n.s.now + crowd.LookBesideWatch(n.rank, n.s.lease)
+		n.turn.WatchBegins(n.s.time())
 	}
 	n.tryLater()
 	n.proceed()
@@ -238,28 +222,21 @@ func (n *node) beaten() {
 	switch {
 	case n.watched != nil && n.watched != n.l.holder:
 		n.unwatch()
-		if n.rank == 1 && n.tryAt > n.s.now+crowd.TurnPatience {
-			n.tryAt = n.s.now
-		}
+		n.turn.WatchEnds(n.s.time(), true)
 	case !n.hears && n.l.calls > 0:
+		n.turn.LookAt = n.s.time()
 	default:
 		return
 	}
-	n.lookAt = n.s.now
 	n.proceed()
 }
 
 // tryLater makes the first in line try in a while anyway, unless the heartbeat watches.
-func (n *node) tryLater() {
-	if n.rank == 1 && n.tryAt == forever && n.watched == nil {
-		n.tryAt = n.s.now + crowd.TryEvery
-	}
-}
+func (n *node) tryLater() { n.turn.TryLater(n.s.time(), n.watched != nil) }
 
 // try takes the lock if it is free.
 func (n *node) try() {
-	burst := n.burst
-	n.tryAt, n.burst = forever, false
+	burst := n.turn.ClearTry()
 	n.tryLater()
 	n.request(n.s.costs.beat, func() {
 		if n.l.holder == nil {
@@ -274,7 +251,7 @@ func (n *node) try() {
 			n.knows, burst = running, true
 		}
 		if burst {
-			n.lookAt = n.s.now
+			n.turn.LookAt = n.s.time()
 		}
 		n.proceed()
 	})
@@ -312,22 +289,9 @@ func (n *node) hear(w word) {
 
 // decide decides after a word when to try and to look.
 func (n *node) decide(w word) {
-	now := n.s.now
 	if w.clean {
-		delay := time.Duration(0)
-		if w.to != n {
-			delay = crowd.TurnDelay(n.rank, n.rank == 1)
-		}
-		n.tryAt = min(n.tryAt, now+delay)
-		n.burst = n.burst || n.rank == 1 || w.to == n
+		n.turn.Ended(n.s.time(), w.to.number())
 		return
 	}
-	n.burst, n.free, n.tryAt = false, 0, forever
-	if n.rank > n.l.before(n)+1 { // the word came from one before this one
-		n.rank--
-	}
-	if n.rank <= crowd.MostWatchers {
-		n.lookAt = min(n.lookAt, now+crowd.LookAtNew)
-	}
-	n.tryLater()
+	n.turn.Started(n.s.time(), w.from.number(), true, n.watched != nil)
 }

@@ -19,6 +19,9 @@ func newWorld(seed uint64) *world {
 	return &world{chance: rand.New(rand.NewPCG(seed, 0))}
 }
 
+// time is the time as package crowd reads it.
+func (w *world) time() time.Time { return time.Unix(0, 0).Add(w.now) }
+
 // event is something that happens at a time. Of two events at the same time the one that was
 // planned first happens first.
 type event struct {
