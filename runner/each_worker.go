@@ -186,7 +186,7 @@ func (w *worker) settleOrSkip(ctx context.Context, j *job, granted bool) (ready 
 // giveBack gives back a lock under which no command was started.
 func (w *worker) giveBack(j *job) {
 	j.held.SetEnd(ledger.End{At: time.Now(), Outcome: ledger.Stopped})
-	if j.session.Err() != nil || releaseInTime(j.held, w.cfg.Lock.Session.Lease) != nil {
+	if j.session.Err() != nil || j.held.Release(context.Background()) != nil {
 		w.noteLost(j)
 	}
 	w.forget(context.Background(), j)

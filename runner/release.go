@@ -3,9 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
-	"time"
 
-	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock"
 )
 
@@ -51,14 +49,7 @@ func (r *run) finish(err error) {
 // in the same script would find the lock held.
 func (r *run) release() {
 	r.call()
-	r.afterRelease(releaseInTime(r.held, r.cfg.Lock.Session.Lease))
-}
-
-// releaseInTime frees the lock, unless that takes longer than a holder has.
-func releaseInTime(h *lock.Held, lease time.Duration) error {
-	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(lease))
-	defer cancel()
-	return h.Release(ctx)
+	r.afterRelease(r.held.Release(context.Background()))
 }
 
 // call calls those in line who don't listen. That may take seconds, and a signal that asks this

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/crowd"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
@@ -97,8 +98,11 @@ func (h *Held) Err() error { return h.Session.Err() }
 // the one that frees the locks, so that the next holder has heard it. If nobody waits it announces
 // nothing, since a NOTIFY costs the whole server; only a session that works on a list announces
 // each end. Call comes before it, where somebody may have waited. A session that nobody else uses
-// ends with the release, unless the waiters in line may still have to look up its role (Close).
+// ends with the release, unless the waiters in line may still have to look up its role (Close). A
+// release takes no longer than a holder has.
 func (h *Held) Release(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, leasetime.HolderShare(h.cfg.Session.Lease))
+	defer cancel()
 	if h.cfg.Session.Transaction {
 		return h.endTransaction(ctx)
 	}
