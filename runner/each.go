@@ -11,7 +11,6 @@ import (
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pace"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // EachConfig is a list of tasks, each with its own lock.
@@ -64,7 +63,7 @@ type Tally struct {
 // One session holds the locks of all commands. With transactions each worker has its
 // own session. When a session is lost, Each kills its commands and returns.
 func Each(cfg EachConfig) (Tally, error) {
-	cfg.Hooks, cfg.Lock.OfList = Hooks{}, true
+	cfg.Hooks = Hooks{}
 	p, err := begin(cfg.Config)
 	if err != nil {
 		return Tally{}, err
@@ -77,20 +76,16 @@ func Each(cfg EachConfig) (Tally, error) {
 		process: p, cfg: cfg, cancel: cancel, hurry: hurry,
 		jobs: jobs{active: map[lockkey.ID]*job{}},
 		ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
-		bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
 	}
 	stopped := make(chan struct{})
 	defer close(stopped)
 	go e.relay(stopped)
 
 	if !cfg.Lock.Session.Transaction {
-		if e.listSession, err = e.openSession(ctx); err != nil {
+		if e.shared, err = e.openList(ctx); err != nil {
 			return e.tally, err
 		}
-		defer e.listSession.Close()
-		e.exchanges = make(chan exchangePart)
-		defer close(e.exchanges)
-		go e.doExchanges()
+		defer e.shared.Close()
 	}
 	e.passes(ctx)
 	for _, lost := range e.lost {
@@ -108,13 +103,9 @@ type each struct {
 	hurry     context.CancelFunc // called when a signal asks this process to end
 	returning bool               // this is a later pass, over items that were skipped before
 
-	jobs jobs
-	ends itemEnds
-	bids bids
-
-	listSession *session.Session  // the session of all commands; nil with transactions
-	exchanges   chan exchangePart // for that session
-	describing  sync.Mutex        // while a session's description is replaced
+	jobs   jobs
+	ends   itemEnds
+	shared *lock.List // of all workers; nil with transactions
 
 	mu       sync.Mutex
 	tally    Tally
@@ -171,59 +162,35 @@ func (e *each) pass(ctx context.Context, items iter.Seq[string]) {
 	workers.Wait()
 }
 
-// workingSession returns the session of all commands. With transactions it opens a new session,
-// which leave closes.
-func (e *each) workingSession(ctx context.Context) (s *session.Session, leave func(), err error) {
-	if e.listSession != nil {
-		return e.listSession, func() {}, nil
+// openList opens a session for the list.
+func (e *each) openList(ctx context.Context) (*lock.List, error) {
+	cfg := e.cfg.Lock
+	cfg.Observer = e.observer()
+	return lock.OpenList(ctx, cfg, e.cfg.List, e.hear)
+}
+
+// workingList returns the list of all workers. With transactions it opens a new session, which leave
+// closes.
+func (e *each) workingList(ctx context.Context) (l *lock.List, leave func(), err error) {
+	if e.shared != nil {
+		return e.shared, func() {}, nil
 	}
-	if s, err = e.openSession(ctx); err != nil {
+	if l, err = e.openList(ctx); err != nil {
 		return nil, nil, err
 	}
-	return s, s.Close, nil
+	return l, l.Close, nil
 }
 
 // runWorker opens the session of one worker, if it needs its own, and returns at the end of the
 // worker's loop.
 func (e *each) runWorker(ctx context.Context, queue <-chan string) error {
-	s, leave, err := e.workingSession(ctx)
+	l, leave, err := e.workingList(ctx)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	w := &worker{each: e, session: s, queue: queue}
+	w := &worker{each: e, list: l, queue: queue}
 	return w.loop(ctx)
-}
-
-// bidFor returns the bid for an item. A bid that was refused before is used again, since it has
-// listened in the meantime. Through a pooler nobody can listen, so each bid is a new one.
-func (e *each) bidFor(j *job) *lock.Bid {
-	if b := e.bids.of(j.ID); b != nil {
-		return b
-	}
-	cfg := e.cfg.Lock
-	cfg.Claim = j.claim()
-	cfg.Log, cfg.Observer = j.log, e.observer(j.ID)
-	cfg.Show = func(delay time.Duration) { e.show(j.session, j.ID, delay) }
-	return lock.NewBid(j.session, cfg, e.returning) // on a later pass it knows nothing: nobody here has listened since the last one
-}
-
-// show notes how long an item's lock is held before its command may start, and describes the
-// session anew.
-func (e *each) show(s *session.Session, id lockkey.ID, delay time.Duration) {
-	e.jobs.setDelay(id, delay)
-	e.describe(s)
-}
-
-// describe puts into a session's description the current keys and the longest delay under way
-// there. Whoever sees that the session is silent waits for that, too.
-func (e *each) describe(s *session.Session) {
-	e.describing.Lock() // so that no older description replaces a later one
-	defer e.describing.Unlock()
-	d := e.cfg.Lock.Describe()
-	d.Since = time.Now()
-	d.Keys, d.Delay = e.jobs.shown(s)
-	s.SetComment(d.Comment())
 }
 
 func (e *each) count(change func(*Tally)) {

@@ -45,16 +45,10 @@ func (e *each) skip(j *job, why reason) {
 }
 
 // skipHeld skips an item that is held elsewhere, or has failed there. If this process may come back
-// to it, the bid listens meanwhile, and then knows whether the lock's last holder is dead.
+// to it, the session listens meanwhile.
 func (e *each) skipHeld(ctx context.Context, j *job) error {
 	e.skip(j, heldElsewhere)
-	if e.cfg.Lock.Wait == 0 || e.cfg.Lock.Session.Transaction {
-		return nil
-	}
-	if !e.bids.keep(j.ID, j.bid) {
-		return j.bid.EndArrival(ctx) // then the next try waits for the lock-delay
-	}
-	return j.bid.Listen(ctx)
+	return j.lock.KeepListening(ctx)
 }
 
 // skipIfRun skips an item that was run since this session began, and says whether it did.
@@ -69,7 +63,6 @@ func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) 
 		return true, e.skipHeld(ctx, j)
 	}
 	e.skip(j, alreadyDone)
-	e.bids.drop(ctx, j.ID)
 	return true, nil
 }
 
@@ -90,7 +83,7 @@ func (e *each) skipIfBarred(j *job, err error) error {
 		return nil
 	case errors.As(err, new(*ledger.FencedError)):
 		log.Log(context.Background(), level, withHint(err), "event", "ledger")
-	case errors.As(err, new(*lock.LedgerError)) && session.Passing(err) && j.session.Err() == nil && e.cfg.Lock.Wait > 0:
+	case errors.As(err, new(*lock.LedgerError)) && session.Passing(err) && j.worker.list.Session.Err() == nil && e.cfg.Lock.Wait > 0:
 		log.Log(context.Background(), level, withHint(err), "event", "ledger")
 	default:
 		return err
@@ -119,7 +112,7 @@ func (e *each) resumed(ctx context.Context) (over []string) {
 	if len(items) == 0 {
 		return nil
 	}
-	s, leave, err := e.workingSession(ctx)
+	list, leave, err := e.workingList(ctx)
 	if err != nil {
 		return items
 	}
@@ -129,7 +122,7 @@ func (e *each) resumed(ctx context.Context) (over []string) {
 		for _, item := range some {
 			claims = append(claims, e.cfg.Task(item).claim())
 		}
-		paused, err := lock.PausedAmong(ctx, s, claims)
+		paused, err := list.Paused(ctx, claims)
 		for i, item := range some {
 			if err == nil && paused[i] {
 				e.paused = append(e.paused, item)

@@ -8,10 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
-	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/lock"
 )
 
 // worker works on one item after the other: it takes a lock, runs the command, and releases
@@ -23,19 +21,19 @@ import (
 //	    releaseAndFetch  releases the last lock, and takes the next free item's
 //	      pick           the next item that this process doesn't know to be done or under way here
 //	      readyGuard     the guard gets ready while the server answers
-//	      exchange       the round trip to the server (each_exchange.go)
-//	      settleOrSkip   settles the lock (lock.Bid.Settle), or skips the item
+//	      exchange       the round trip to the server (lock.List.Exchange)
+//	      settleOrSkip   settles the lock (lock.Item.Settle), or skips the item
 //	    releaseBeside    releases the last lock while the command runs
 //	      fetchAhead     after a brief command: fetches the next lock, too
 //	    runItem          runs the command under its lock
 //	      runCommand     as for pglead run (run.go)
 type worker struct {
 	*each
-	session *session.Session
-	queue   <-chan string
-	guard   *child.Guard // ready for a command, or nil
-	brief   bool         // the last command was brief, so its guard can have another one
-	retry   *string      // an item to try again: it was fetched too early, or its command still runs here
+	list  *lock.List
+	queue <-chan string
+	guard *child.Guard // ready for a command, or nil
+	brief bool         // the last command was brief, so its guard can have another one
+	retry *string      // an item to try again: it was fetched too early, or its command still runs here
 }
 
 // loop works on the items in the queue until the queue is closed.
@@ -56,7 +54,7 @@ func (w *worker) loop(ctx context.Context) error {
 		fetched := <-got
 		last, next = ran, fetched.next
 		if err = cmp.Or(failed, fetched.err); err != nil {
-			w.releaseLast(ctx, last)
+			w.releaseLast(last)
 			if next != nil {
 				w.giveBack(next)
 			}
@@ -76,7 +74,7 @@ func (w *worker) releaseAndFetch(ctx context.Context, last *job, ahead bool) (*j
 	for {
 		j, err := w.pick(ctx, last == nil && !ahead)
 		if err != nil {
-			w.releaseLast(ctx, last)
+			w.releaseLast(last)
 			return nil, err
 		}
 		if j == nil && last == nil {
@@ -84,12 +82,12 @@ func (w *worker) releaseAndFetch(ctx context.Context, last *job, ahead bool) (*j
 		}
 		if j != nil && !ahead {
 			if err := w.readyGuard(); err != nil { // the guard gets ready while the server answers
-				w.jobs.leave(j)
-				w.releaseLast(ctx, last)
+				w.forget(j)
+				w.releaseLast(last)
 				return nil, err
 			}
 		}
-		granted, err := w.exchange(ctx, last, j)
+		granted, err := w.exchange(last, j)
 		last = nil
 		if j == nil {
 			continue
@@ -101,11 +99,29 @@ func (w *worker) releaseAndFetch(ctx context.Context, last *job, ahead bool) (*j
 		if ready {
 			return j, nil
 		}
-		w.jobs.leave(j)
+		w.forget(j)
 		if err != nil {
 			return nil, err
 		}
 	}
+}
+
+// exchange releases the lock of the last command, and tries for the lock of the next job. Either may
+// be nil.
+func (w *worker) exchange(last, next *job) (granted bool, err error) {
+	var freed, wanted *lock.Item
+	if last != nil {
+		freed = last.lock
+	}
+	if next != nil {
+		wanted = next.lock
+	}
+	released, err := w.list.Exchange(freed, wanted)
+	if last != nil {
+		last.run.afterRelease(released)
+		w.forget(last)
+	}
+	return err == nil && next != nil && next.lock.Granted(), err
 }
 
 // pick returns the next item to try. It returns nil at the end of the list, if the queue is empty
@@ -118,8 +134,7 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 			return nil, nil
 		}
 		j := &job{
-			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, session: w.session,
-			signals: make(chan os.Signal, 64), renewed: make(chan boottime.Instant, 1),
+			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64),
 		}
 		switch other := w.jobs.enter(j); {
 		case other != nil && other.worker == w: // the item is twice in the list, and its command still runs
@@ -129,13 +144,15 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 			w.skip(j, alreadyDone)
 			continue
 		}
-		w.observer(j.ID).SayAlive(w.cfg.Lock.AttemptMost())
-		j.bid = w.bidFor(j)
+		cfg := w.cfg.Lock
+		cfg.Claim, cfg.Log, cfg.Observer = j.claim(), j.log, w.observer(j.ID)
+		cfg.Observer.SayAlive(cfg.AttemptMost())
+		j.lock = w.list.Item(cfg, w.returning)
 		skipped, err := w.skipIfRun(ctx, j)
 		if !skipped {
 			return j, nil
 		}
-		w.jobs.leave(j)
+		w.forget(j)
 		if err != nil {
 			return nil, err
 		}
@@ -169,28 +186,20 @@ func (w *worker) settleOrSkip(ctx context.Context, j *job, granted bool) (ready 
 	// By now this process has heard which runs ended between the first check and the grant.
 	skipped, err := w.skipIfRun(ctx, j)
 	if skipped {
-		return false, cmp.Or(err, j.bid.GiveBack(context.WithoutCancel(ctx)))
+		return false, cmp.Or(err, j.lock.GiveBack())
 	}
-	if j.held, err = j.bid.Settle(ctx); err == nil {
+	if j.held, err = j.lock.Settle(ctx); err == nil {
 		return true, nil
-	}
-	if j.session.Err() == nil { // others still work in this session
-		ctx := context.WithoutCancel(ctx)
-		_ = j.bid.GiveBack(ctx)
-		w.show(j.session, j.ID, 0)
-		w.bids.drop(ctx, j.ID) // the bid may have given its mark back, and would then miss starts
 	}
 	return false, w.skipIfBarred(j, err)
 }
 
 // giveBack gives back a lock under which no command was started.
 func (w *worker) giveBack(j *job) {
-	j.held.SetEnd(ledger.End{At: time.Now(), Outcome: ledger.Stopped})
-	if j.session.Err() != nil || j.held.Release(context.Background()) != nil {
+	if j.lock.GiveBack() != nil {
 		w.noteLost(j)
 	}
-	w.forget(context.Background(), j)
-	w.describe(j.session)
+	w.forget(j)
 }
 
 // runItem runs an item's command. If it returns the job, the caller has to release its lock.
@@ -204,9 +213,7 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 	for len(j.signals) > 0 { // they came before there was a command
 		<-j.signals
 	}
-	watch := time.AfterFunc(watchAfter, func() { w.jobs.watch(j) })
 	outcome, err := r.runCommand(ctx)
-	watch.Stop()
 	if r.child != nil {
 		w.guard = r.child.Guard()
 		w.brief = w.guard != nil
@@ -222,10 +229,10 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 		r.finish(err)
 	default:
 		w.ends.add(j.ID, itemEnd{ok: ok, here: true})
-		j.run, j.ok = r, ok
+		j.run = r
 		return j, err
 	}
-	w.forget(ctx, j)
+	w.forget(j)
 	return nil, err
 }
 
@@ -235,8 +242,8 @@ func (w *worker) newRun(j *job) *run {
 	cfg.Lock.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
 	cfg.Lock.Observer = w.observer(j.ID)
 	r := &run{
-		process: w.process, cfg: cfg, log: j.log, signals: j.signals, renewed: j.renewed, held: j.held,
-		guard: w.guard, sharesSession: w.listSession != nil && w.cfg.Parallel > 1,
+		process: w.process, cfg: cfg, log: j.log, signals: j.signals, held: j.held,
+		guard: w.guard, keepsGuard: true, sharesSession: w.shared != nil && w.cfg.Parallel > 1,
 	}
 	w.guard, w.brief = nil, false
 	return r
@@ -270,15 +277,15 @@ func (w *worker) countEnd(ran, ok bool) {
 // readyGuard makes sure that there is a guard for the next command.
 func (w *worker) readyGuard() (err error) {
 	if w.guard == nil {
-		w.guard, err = w.process.newGuard(w.session)
+		w.guard, err = w.process.newGuard(w.list.Session)
 	}
 	return err
 }
 
 // releaseLast releases the lock of a command that has ended, if there is one.
-func (w *worker) releaseLast(ctx context.Context, last *job) {
+func (w *worker) releaseLast(last *job) {
 	if last != nil {
-		_, _ = w.exchange(ctx, last, nil) // its results concern the next item, and there is none
+		_, _ = w.exchange(last, nil) // its results concern the next item, and there is none
 	}
 }
 
@@ -289,9 +296,9 @@ func (w *worker) noteLost(j *job) {
 	w.lost = append(w.lost, j.held)
 }
 
-// forget drops an item's bid and its job, once its work is over.
-func (w *worker) forget(ctx context.Context, j *job) {
-	w.bids.drop(context.WithoutCancel(ctx), j.ID)
+// forget ends the work on an item, for now or for good.
+func (w *worker) forget(j *job) {
+	j.lock.Close()
 	w.jobs.leave(j)
 }
 
@@ -325,7 +332,7 @@ func (w *worker) releaseBeside(ctx context.Context, last *job) <-chan fetched {
 		if ahead {
 			w.fetchAhead(ctx, last, got)
 		} else {
-			w.releaseLast(ctx, last)
+			w.releaseLast(last)
 		}
 	}()
 	return got

@@ -31,8 +31,6 @@ linger              --min-hold
 signals             signals while no command runs
 unstarted           a session that is lost before the command starts
 each                lists
-each_delay          what a list's session shows while an item waits
-each_exchange       a lock that was tried for when its list ended
 each_alive          what a list tells the watchdog
 harness             for all tests
 `

@@ -17,7 +17,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock"
@@ -53,12 +52,12 @@ type run struct {
 	cfg Config // this run's settings; in each, one item's keys, command and environment
 	log *slog.Logger
 
-	listener *listener               // takes the signals until the command runs; if nil, they stay in their channel
-	signals  <-chan os.Signal        // for the command
-	renewed  <-chan boottime.Instant // the session's latest deadline
+	listener *listener        // takes the signals until the command runs; if nil, they stay in their channel
+	signals  <-chan os.Signal // for the command
 
 	held          *lock.Held
 	guard         *child.Guard
+	keepsGuard    bool         // for the next command
 	sharesSession bool         // other commands may run in the same session
 	child         *child.Child // once it is started
 	asked         Asked        // what has asked for the end so far
@@ -93,7 +92,7 @@ func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 	if err != nil {
 		return err
 	}
-	r.held, r.renewed = held, held.Session.Renewed()
+	r.held = held
 	return nil
 }
 
@@ -142,7 +141,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	r.child = c
 	s := &supervision{
 		cfg: &r.cfg, log: r.log, held: r.held, command: c, terminal: terminal, began: began, started: time.Now(),
-		renewed: r.renewed, signals: r.signals, kept: r.listener.handOver(),
+		renewed: r.held.Renewed(), signals: r.signals, kept: r.listener.handOver(),
 		onLoss: func(reason error) { r.hook(hookLost, reason) }, lossLevel: r.lossLevel,
 	}
 	r.log.Info("command started", "event", "started", "pid", c.PID())
@@ -162,7 +161,7 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 		LostGrace: r.cfg.Lock.LostGrace, MostGrace: leasetime.MostGrace(r.cfg.Lock.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Lock.Session.Lease),
 		Release:       release, ReleaseEndsSession: endsSession,
-		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSession, KeepGuard: r.cfg.Lock.OfList,
+		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSession, KeepGuard: r.keepsGuard,
 	}
 	c, err := r.guard.StartCommand(ctx, cfg)
 	if !errors.Is(err, child.ErrNotStarted) {

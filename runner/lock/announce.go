@@ -17,7 +17,7 @@ import (
 //	word     says                           sent by
 //	started  a command is about to start    drawQueryOf or, with a second session, drawOnSecond
 //	clean    it has ended, and so has all   Held.Release, the guard (Held.EncodedRelease) and
-//	         that it started                Bid.GiveBack, with wordQuery; Exchange.wordsQuery
+//	         that it started                Bid.GiveBack, with wordQuery; exchange.wordsQuery
 //	left     the same, of a reader          Held.Release and Bid.GiveBack, with wordQuery
 //	dead     its session was lost, and it   deathQueries, on a new session
 //	         is dead
@@ -96,7 +96,7 @@ func (h *Held) wordQuery(l advisory.Lock, listeners, prefers string) string {
 	if l.Shared {
 		word = evidence.Left
 	}
-	if h.cfg.OfList && !l.Shared && prefers == "" { // others may come back for the item without standing in line
+	if h.cfg.ofList && !l.Shared && prefers == "" { // others may come back for the item without standing in line
 		return notifyQuery(evidence.Channel(l.ID), h.endPayloadSQL(word, endPositionSQL))
 	}
 	// In a new backend, sorting by places, as a look does, would take as long

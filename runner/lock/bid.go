@@ -17,6 +17,7 @@ type Bid struct {
 	cfg   Config
 	held  *Held // what it has got so far
 	place place // in line, if it is a waiter's
+	item  *Item // of a list, or nil
 
 	// What it knows of others that have its locks, or had them. The session's reader writes to all
 	// of it but contested and unknownHolder, and to the mark of the place.
@@ -79,7 +80,7 @@ func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 	}
 	result, err := b.askTry(ctx)
 	if err != nil {
-		if b.cfg.OfList && answeredError(err) != nil {
+		if b.cfg.ofList && answeredError(err) != nil {
 			_ = freeRejected(ctx, b.s, b.cfg.Claim.locks()) // at worst the end of the session frees it
 		}
 		return false, err
@@ -124,7 +125,7 @@ func (b *Bid) parseTry(value string) (tried, error) {
 // trySQL is an SQL expression that takes what is missing, as Try describes it. parseTry reads its
 // value. A list's bid makes its first try here: it has no login of its own to carry it.
 func (b *Bid) trySQL() string {
-	if b.cfg.OfList && !b.listens() {
+	if b.cfg.ofList && !b.listens() {
 		return b.cfg.firstTrySQL()
 	}
 	return b.cfg.tryMissingSQL(b.missing(), b.place.joined())
@@ -155,10 +156,10 @@ func (cfg *Config) firstTrySQL() string {
 }
 
 // noteResult notes the result of a try. Every grant comes through here, from Try, tryOften,
-// tryInTransaction and Exchange. The try itself is sent with the login (firstTrySQL), or by askTry,
-// burstQuery, beginTransaction or Exchange.freeAndTryQuery. Then Complete says whether it is the
-// whole claim, areListed whether pg_locks agrees, and Settle when a command may start. The verdict
-// on each lock says how long the last holder's command may be alive.
+// tryInTransaction and exchange.do. The try itself is sent with the login (firstTrySQL), or by
+// askTry, burstQuery, beginTransaction or exchange.freeAndTryQuery. Then Complete says whether it is
+// the whole claim, areListed whether pg_locks agrees, and Settle when a command may start. The
+// verdict on each lock says how long the last holder's command may be alive.
 func (b *Bid) noteResult(result tried) (some bool) {
 	b.place.arriving = b.place.arriving || result.arrived
 	b.held.Locks = append(b.held.Locks, result.won...)
@@ -194,7 +195,7 @@ func (b *Bid) unlock(ctx context.Context, also ...string) error {
 	b.held = b.nothingHeld()
 	err := b.send(ctx, queries...)
 	switch {
-	case !b.cfg.OfList || answeredError(err) == nil:
+	case !b.cfg.ofList || answeredError(err) == nil:
 		return err
 	case b.cfg.Session.Transaction:
 		return b.cfg.rejected(insist(ctx, b.s, "ROLLBACK"))

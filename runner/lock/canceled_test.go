@@ -89,7 +89,8 @@ func TestCanceledInList(t *testing.T) {
 			t.Parallel()
 			var armed atomic.Bool
 			cfg, c := config(t, canceling(t, server, of.query, of.late, &armed), exclusive(int64(100+i))), &contender{}
-			cfg.OfList, cfg.Log, cfg.Session.Transaction = true, slog.New(c), of.transaction
+			cfg = lock.OfList(cfg)
+			cfg.Log, cfg.Session.Transaction = slog.New(c), of.transaction
 			s := openOnly(t, cfg)
 			f := of.step(t, cfg, s)
 			armed.Store(true)

@@ -129,26 +129,6 @@ func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error)
 	return held, nil
 }
 
-// Open opens a session for bids of the caller's own, and calls ready with it. It waits as Acquire
-// does.
-func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error) (s *session.Session, err error) {
-	err = c.persist(ctx, func() error {
-		if s, err = c.openSession(ctx, ""); err != nil {
-			return err
-		}
-		if err = ready(s); err != nil {
-			s.Close()
-			return err
-		}
-		c.cfg.Observer.away(nil)
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
-}
-
 // openSession opens a session whose login carries the SQL expression firstTry, or none.
 func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
 	c.cfg.SayAttemptAfter(0)

@@ -16,16 +16,6 @@ type Config struct {
 	Session session.Config
 	Wait    time.Duration // 0 tries once, Forever has no end
 
-	// OfList says that the lock is that of an item of a list. The session goes on after the
-	// release, for other locks of the list, and may hold several at once, so its name shows no
-	// token. Other workers on the list come back for a lock without standing in line, so starts and
-	// clean ends are announced even if nobody stands there.
-	OfList bool
-	// Show replaces Session.SetComment for a list, whose one session has many bids. delay is how
-	// long this bid holds its lock before its command may start; it is 0 once the command may
-	// start.
-	Show func(delay time.Duration)
-
 	// Description is what sessions say of the run and its host. Describe adds the settings, and a
 	// grant adds the token.
 	Description describe.Description
@@ -52,6 +42,8 @@ type Config struct {
 
 	Observer Observer
 	Log      *slog.Logger
+
+	ofList bool // the lock is that of an item of a List
 }
 
 // Forever is a wait without end.
@@ -87,5 +79,5 @@ func (cfg *Config) Describe() describe.Description {
 // tokens, shows none, and neither does doctor's, whose name is not a holder's.
 func (cfg *Config) showsToken() bool {
 	_, holders := describe.ParseName(cfg.Session.ApplicationName)
-	return holders && !cfg.OfList
+	return holders && !cfg.ofList
 }

@@ -28,7 +28,7 @@ func openOnly(t *testing.T, cfg lock.Config) *session.Session {
 
 func open(t *testing.T, cfg lock.Config) *session.Session {
 	t.Helper()
-	s, err := lock.NewCandidate(cfg).Open(t.Context(), func(*session.Session) error { return nil })
+	s, err := lock.OpenSession(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

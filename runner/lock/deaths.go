@@ -58,7 +58,7 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 		ctx, cancel = context.WithTimeout(ctx, lateMost)
 		defer cancel()
 	}
-	announceDeaths(ctx, h.deathMatters() && !h.cfg.OfList, h)
+	announceDeaths(ctx, h.deathMatters() && !h.cfg.ofList, h)
 }
 
 // reportUnstarted tells the waiters, on a new session, that no command runs. It is for a session
@@ -160,7 +160,7 @@ func tryAnnounceDeaths(ctx context.Context, tellWaiters bool, owing *Held, lost 
 // deathQueries are the queries that end the lost session and announce, for each lock,
 // that its command is dead. If it was lost in the release, its name may show the end by now.
 func (h *Held) deathQueries() (queries []string) {
-	if !h.cfg.OfList {
+	if !h.cfg.ofList {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE %s AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
 			h.Session.BackendPID(), describe.ShowsTokenSQL("application_name", h.Token)))

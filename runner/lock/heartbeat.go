@@ -13,8 +13,8 @@ import (
 //	dormant           whether somebody calls (goDormant)
 //	in a delay        as before, but without the watch
 //	holder            whether somebody asks it to step down (watchForStepDown)
-//	list              which of its items somebody asks to step down (WatchListForStepDown); nothing while
-//	                  none has run for long
+//	list              which of its items somebody asks to step down (List.watchForStepDown); nothing
+//	                  while none has run for long
 //
 // The second session of a quorum commits (package session).
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
@@ -24,8 +25,9 @@ type Held struct {
 	// end means that the commands of all earlier holders are dead, too.
 	verdict evidence.Verdict
 
-	drawn                   // zero before the draw
-	stepDowns chan struct{} // requests for that
+	drawn                             // zero before the draw
+	stepDowns chan struct{}           // requests for that
+	renewed   <-chan boottime.Instant // the item's share of the session's deadlines, in a list
 
 	// Once it has settled:
 
@@ -93,6 +95,14 @@ func (h *Held) Lost() <-chan struct{} { return h.Session.Lost() }
 // Err is the cause of the loss, or nil.
 func (h *Held) Err() error { return h.Session.Err() }
 
+// Renewed delivers the session's latest deadline, after each heartbeat.
+func (h *Held) Renewed() <-chan boottime.Instant {
+	if h.renewed != nil {
+		return h.renewed
+	}
+	return h.Session.Renewed()
+}
+
 // Release frees the locks: when it returns nil another session can have them. The command has
 // to be dead, or never started. If anybody waits, Release announces the end in a transaction before
 // the one that frees the locks, so that the next holder has heard it. If nobody waits it announces
@@ -117,7 +127,7 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	queries = append(queries, h.endCallQuery()...)
 	staysForRole := h.showsEnd && (h.followers != crowd.NoneToCall || time.Since(h.since) < briefTenure)
-	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.OfList && !staysForRole})
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.ofList && !staysForRole})
 	if err != nil && answeredError(err) == nil {
 		return err
 	}
@@ -133,7 +143,7 @@ func (h *Held) Release(ctx context.Context) error {
 func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err error) error {
 	last := len(answers) - 1
 	released := answers[last].Is(strconv.Itoa(len(h.Locks)))
-	if !released && err != nil && h.cfg.OfList && freeRejected(ctx, h.Session, h.Locks) == nil {
+	if !released && err != nil && h.cfg.ofList && freeRejected(ctx, h.Session, h.Locks) == nil {
 		released = true
 		if !slices.ContainsFunc(answers[:last], func(rows session.Rows) bool { return len(rows) == 0 }) {
 			err = nil // only the unlock was rejected
@@ -162,7 +172,7 @@ func (h *Held) warnUnannounced(err error) {
 // Close ends the session, unless others on a list use it, and frees with it what is still held. If
 // the session has to stay for a while (stayForRole), Close first waits for the rest of that.
 func (h *Held) Close() {
-	if !h.cfg.OfList {
+	if !h.cfg.ofList {
 		time.Sleep(time.Until(h.stays))
 		h.Session.Close()
 	}
@@ -187,7 +197,7 @@ func (h *Held) releaseParts() (queries []string, unlock string) {
 // These commits wait for no standby and for no disk, since the lock's session must not hang in a
 // commit. If they are lost, the next start waits as if nothing had been noted.
 func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
-	queries, ends := h.finishQueries(ledger.End{Outcome: ledger.Killed}, "off"), !h.cfg.OfList
+	queries, ends := h.finishQueries(ledger.End{Outcome: ledger.Killed}, "off"), !h.cfg.ofList
 	switch {
 	case !h.cfg.Session.Transaction:
 		words, unlock := h.releaseParts()

@@ -164,16 +164,3 @@ func (b *Bid) namePaused(ctx context.Context, why *ledger.PausedError) {
 		}
 	}
 }
-
-// PausedAmong asks the ledger whether each of these claims is paused. Each has to be for one lock.
-func PausedAmong(ctx context.Context, s *session.Session, claims []Claim) ([]bool, error) {
-	var locks []ledger.Lock
-	for _, c := range claims {
-		locks = append(locks, ledger.Lock{ID: c.IDs[0], Key: c.Key(0)})
-	}
-	rows, err := s.Query(ctx, ledger.PausedAmongQuery(locks))
-	if err != nil {
-		return nil, err
-	}
-	return ledger.ParsePausedAmong(rows, len(locks))
-}

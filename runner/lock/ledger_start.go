@@ -115,7 +115,7 @@ func (l *ledgerStart) noteEvidence() {
 // without access to it leave no rows in it.
 func (l *ledgerStart) noteBegun() {
 	l.bid.held.owed = l.bid.held.Locks
-	if l.bid.cfg.Session.Transaction && !l.bid.cfg.Session.Quorum && !l.bid.cfg.OfList {
+	if l.bid.cfg.Session.Transaction && !l.bid.cfg.Session.Quorum && !l.bid.cfg.ofList {
 		l.bid.s.DropSecond()
 	}
 	if l.waited() < l.delay {

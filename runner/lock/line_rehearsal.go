@@ -13,7 +13,7 @@ package lock
 // session's first announcement makes it read the server's catalogs, which takes half a millisecond:
 // with the rehearsal it has done so before its command ends.
 func (h *Held) endRehearsalQuery() (query []string) {
-	if h.cfg.Session.Transaction || h.cfg.OfList {
+	if h.cfg.Session.Transaction || h.cfg.ofList {
 		return nil
 	}
 	return []string{h.wordQuery(h.Locks[0], h.cfg.Claim.listenersSQL(h.Locks)+" AND pid IS NULL", "")}

@@ -7,64 +7,155 @@ import (
 	"strings"
 
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Exchange releases, in one round trip, the locks of commands that have ended, tries for those of
-// the next ones, and draws one token for these, since that is one commit. It is for a session that
-// works on a list.
+// exchangePart is what one worker asks for: a lock to release, one to try for, or both.
+type exchangePart struct {
+	last, next *Item
+	done       chan exchanged
+}
+
+// exchanged are the errors of an exchange. They mean:
 //
-// It announces as much as Release, Try and Settle do. Ends are announced in a transaction before
-// the one that frees the locks, and starts, with their token, only for locks that the
-// session has by then.
-type Exchange struct {
-	Ended []*Held   // for each, MayExchange is true
-	Ends  []ItemEnd // of their commands
-	Next  []*Bid    // for each, MayExchange is true
+//	released  tried    the locks to release  those to try for
+//	nil       nil      are free              those bids that are Complete can be settled
+//	nil       error    are free              the exchange has tried to free them
+//	error     error    the session may still hold any of them, until it ends
+type exchanged struct{ released, tried error }
+
+// mostParts limits the parts of one exchange: a statement can have 1,664 columns.
+const mostParts = 256
+
+// Exchange releases the lock of the last item, whose command has ended, and tries for that of the
+// next. Either may be nil. It tells the other workers on the list of the end. If possible, one round
+// trip does all that, with what other workers ask for meanwhile.
+func (l *List) Exchange(last, next *Item) (released, tried error) {
+	ctx := context.Background() // each request ends at the latest when the session does
+	p := exchangePart{done: make(chan exchanged, 1)}
+	switch {
+	case last == nil:
+	case last.held.mayExchange():
+		p.last = last
+	default:
+		released = last.release(ctx)
+	}
+	if next != nil && next.bid.mayExchange() {
+		p.next = next
+	}
+	var done exchanged
+	if p.last != nil || p.next != nil {
+		l.exchanges <- p
+		done = <-p.done
+	}
+	if p.last != nil {
+		released = done.released
+	}
+	switch {
+	case p.next != nil:
+		tried = done.tried
+	case next != nil:
+		_, tried = next.bid.Try(ctx)
+	}
+	return released, tried
 }
 
-// MayExchange says whether the locks can be released in an Exchange: the ledger has nothing to
-// note, and the announcement is for all listeners and prefers none of them.
-func (h *Held) MayExchange() bool {
-	return h.cfg.mayExchange() && h.owed == nil && h.prefers == ""
+// release releases a lock outside an exchange.
+func (i *Item) release(ctx context.Context) error {
+	if i.bid.cfg.hasLine() {
+		// If that fails, the session is lost, or at worst somebody else runs the item again.
+		_, _ = i.list.Session.Query(ctx, "SELECT "+asyncCommitSQL+", "+i.list.endSQL(i.held))
+	}
+	return i.held.Release(ctx)
 }
 
-// MayExchange says whether the bid's first try can be part of an Exchange: the start needs
+// mayExchange says whether the locks can be released in an exchange: the ledger has nothing to
+// note, and the announcement is for all listeners and prefers none of them. Others will retry an
+// item that failed, so its Release waits for those that were just refused.
+func (h *Held) mayExchange() bool {
+	return h.cfg.mayExchange() && h.end.Outcome == ledger.OK && h.owed == nil && h.prefers == ""
+}
+
+// mayExchange says whether the bid's first try can be part of an exchange: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
-func (b *Bid) MayExchange() bool {
+func (b *Bid) mayExchange() bool {
 	return b.cfg.mayExchange() && !b.usesLedger() && !b.listens() && len(b.held.Locks) == 0 &&
 		b.verdictOn(b.cfg.Claim.IDs[0]).Delay == 0
 }
 
 func (cfg *Config) mayExchange() bool {
-	return cfg.OfList && cfg.drawsWithTry() && !cfg.Claim.Shared
+	return cfg.drawsWithTry() && !cfg.Claim.Shared
 }
 
-// Do carries out the exchange. If only the announcements fail, it warns of that. Its errors mean:
+// doExchanges does one exchange after the other until the list is closed. What workers ask for
+// while the session waits for an answer travels together in the next exchange.
+func (l *List) doExchanges() {
+	for p := range l.exchanges {
+		parts := []exchangePart{p}
+		for more := true; more && len(parts) < mostParts; {
+			select {
+			case p, more = <-l.exchanges:
+				if more {
+					parts = append(parts, p)
+				}
+			default:
+				more = false
+			}
+		}
+		done := l.exchangeAll(parts)
+		for _, p := range parts {
+			p.done <- done
+		}
+	}
+}
+
+func (l *List) exchangeAll(parts []exchangePart) (done exchanged) {
+	x := exchange{list: l}
+	for _, p := range parts {
+		if p.last != nil {
+			x.ended = append(x.ended, p.last.held)
+		}
+		if p.next != nil {
+			x.next = append(x.next, p.next.bid)
+		}
+	}
+	done.released, done.tried = x.do(context.Background()) // it returns at the latest when the session ends
+	return done
+}
+
+// exchange releases, in one round trip, the locks of commands that have ended, tries for those of
+// the next ones, and draws one token for these, since that is one commit.
 //
-//	released  started  the locks of Ended   those of Next
-//	nil       nil      are free             those bids that are Complete can be settled
-//	nil       error    are free             Do has tried to free them
-//	error     error    the session may still hold any of them, until it ends
-func (x Exchange) Do(ctx context.Context, s *session.Session) (released, started error) {
+// It announces as much as Release, Try and Settle do. Ends are announced in a transaction before
+// the one that frees the locks, and starts, with their token, only for locks that the
+// session has by then.
+type exchange struct {
+	list  *List
+	ended []*Held // for each, mayExchange is true
+	next  []*Bid  // for each, mayExchange is true
+}
+
+// do carries out the exchange. If only the announcements fail, it warns of that.
+func (x exchange) do(ctx context.Context) (released, tried error) {
 	queries := append(x.wordsQuery(), x.freeAndTryQuery())
-	if len(x.Next) > 0 {
+	if len(x.next) > 0 {
 		queries = append(queries, x.drawQuery())
 	}
-	answers, err := s.Ask(ctx, session.Request{SQL: queries})
+	answers, err := x.list.Session.Ask(ctx, session.Request{SQL: queries})
 	if err != nil && answeredError(err) == nil {
 		return err, err
 	}
-	released, started = x.read(answers)
+	released, tried = x.read(answers)
 	if err == nil {
-		return released, started
+		return released, tried
 	}
-	if started != nil && x.free(ctx, s) == nil {
+	if tried != nil && x.free(ctx) == nil {
 		released = nil
 	}
-	if released == nil && len(x.Ended) > 0 && len(answers[0]) == 0 {
-		x.Ended[0].warnUnannounced(err)
+	if released == nil && len(x.ended) > 0 && len(answers[0]) == 0 {
+		x.ended[0].warnUnannounced(err)
 	}
 	rejected := func(unread error) error {
 		if unread == nil {
@@ -72,15 +163,15 @@ func (x Exchange) Do(ctx context.Context, s *session.Session) (released, started
 		}
 		return session.Rejected(err, "locks "+x.claim().String())
 	}
-	return rejected(released), rejected(started)
+	return rejected(released), rejected(tried)
 }
 
 // free frees what the session holds of all these locks, after the server has rejected the exchange.
-func (x Exchange) free(ctx context.Context, s *session.Session) error {
-	if err := freeRejected(ctx, s, x.claim().locks()); err != nil {
+func (x exchange) free(ctx context.Context) error {
+	if err := freeRejected(ctx, x.list.Session, x.claim().locks()); err != nil {
 		return err
 	}
-	for _, b := range x.Next {
+	for _, b := range x.next {
 		b.held = b.nothingHeld()
 		b.contest(b.cfg.Claim.locks())
 	}
@@ -89,20 +180,20 @@ func (x Exchange) free(ctx context.Context, s *session.Session) error {
 
 // read notes the answers to freeAndTryQuery and drawQuery. The server may have rejected only one of
 // the two.
-func (x Exchange) read(answers []session.Rows) (released, started error) {
+func (x exchange) read(answers []session.Rows) (released, tried error) {
 	var drawn session.Rows
-	if len(x.Next) > 0 {
+	if len(x.next) > 0 {
 		drawn, answers = answers[len(answers)-1], answers[:len(answers)-1]
 	}
-	row, err := answers[len(answers)-1].Only(1 + len(x.Next))
+	row, err := answers[len(answers)-1].Only(1 + len(x.next))
 	if err != nil {
 		return err, err
 	}
-	if row[0] != strconv.Itoa(len(x.Ended)) {
+	if row[0] != strconv.Itoa(len(x.ended)) {
 		err := session.Errorf(session.Unsafe, "", "release locks: the server says that the session did not hold all of them")
 		return err, err
 	}
-	for i, b := range x.Next {
+	for i, b := range x.next {
 		if err := b.noteExchange(row[1+i], drawn); err != nil {
 			return nil, err
 		}
@@ -111,48 +202,48 @@ func (x Exchange) read(answers []session.Rows) (released, started error) {
 }
 
 // wordsQuery is the query that announces how the commands ended, if any have.
-func (x Exchange) wordsQuery() (query []string) {
-	if len(x.Ended) == 0 {
+func (x exchange) wordsQuery() (query []string) {
+	if len(x.ended) == 0 {
 		return nil
 	}
 	columns := []string{asyncCommitSQL}
-	for _, end := range x.Ends {
-		columns = append(columns, end.notifySQL())
+	for _, h := range x.ended {
+		columns = append(columns, x.list.endSQL(h))
 	}
-	for _, h := range x.Ended {
+	for _, h := range x.ended {
 		columns = append(columns, notifySQL(evidence.Channel(h.Locks[0].ID), h.endPayloadSQL(evidence.Clean, endPositionSQL)))
 	}
 	return selectQuery(columns)
 }
 
 // freeAndTryQuery is the query that frees and tries, in that order: columns are evaluated in order.
-func (x Exchange) freeAndTryQuery() string {
+func (x exchange) freeAndTryQuery() string {
 	freed := []string{"0"}
-	for _, h := range x.Ended {
+	for _, h := range x.ended {
 		freed = append(freed, advisory.UnlockAllSQL(h.Locks))
 	}
 	columns := []string{strings.Join(freed, " + ")}
-	for _, b := range x.Next {
+	for _, b := range x.next {
 		columns = append(columns, b.trySQL())
 	}
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// drawQuery is the query that draws one token for all bids. MayExchange says that none uses a
+// drawQuery is the query that draws one token for all bids. mayExchange says that none uses a
 // ledger.
-func (x Exchange) drawQuery() string {
+func (x exchange) drawQuery() string {
 	var locks []advisory.Lock
-	for _, b := range x.Next {
+	for _, b := range x.next {
 		locks = append(locks, b.cfg.Claim.locks()...)
 	}
-	return x.Next[0].cfg.drawQueryOf(locks, "NULL")
+	return x.next[0].cfg.drawQueryOf(locks, "NULL")
 }
 
-func (x Exchange) claim() (all Claim) {
-	for _, h := range x.Ended {
+func (x exchange) claim() (all Claim) {
+	for _, h := range x.ended {
 		all.IDs = append(all.IDs, idsOf(h.Locks)...)
 	}
-	for _, b := range x.Next {
+	for _, b := range x.next {
 		all.IDs = append(all.IDs, b.cfg.Claim.IDs...)
 	}
 	return all

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
@@ -19,28 +20,29 @@ func TestExchange(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), lock.Claim{})
-	s := openOnly(t, cfg)
-	bid := func(number int64) *lock.Bid {
+	l := openList(t, cfg)
+	item := func(number int64) *lock.Item {
 		of := cfg
 		of.Claim = exclusive(number)
-		of.OfList = true
-		b := lock.NewBid(s, of, false)
-		if !b.MayExchange() {
-			t.Fatalf("the bid for %d does not join", number)
+		i := l.Item(of, false)
+		if !i.MayExchange() {
+			t.Fatalf("the try for %d does not join", number)
 		}
-		return b
+		return i
 	}
-	do := func(x lock.Exchange) {
+	do := func(last, next []*lock.Item) {
 		t.Helper()
-		exchange(t, x, s)
+		if released, tried := l.ExchangeAll(last, next); released != nil || tried != nil {
+			t.Fatal(released, tried)
+		}
 	}
-	settle := func(b *lock.Bid) *lock.Held {
+	settle := func(i *lock.Item) *lock.Held {
 		t.Helper()
-		h, err := b.Settle(t.Context())
+		h, err := i.Settle(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !h.MayExchange() {
+		if ended(h, ledger.OK); !i.MayExchange() {
 			t.Fatal("what is held does not join")
 		}
 		return h
@@ -55,18 +57,18 @@ func TestExchange(t *testing.T) {
 		}
 	}
 
-	one, two, three := bid(11), bid(12), bid(13)
-	do(lock.Exchange{Next: []*lock.Bid{one, two, three}})
-	if !one.Complete() || !two.Complete() || three.Complete() {
-		t.Fatalf("granted: %t, %t, %t", one.Complete(), two.Complete(), three.Complete())
+	one, two, three := item(11), item(12), item(13)
+	do(nil, []*lock.Item{one, two, three})
+	if !one.Granted() || !two.Granted() || three.Granted() {
+		t.Fatalf("granted: %t, %t, %t", one.Granted(), two.Granted(), three.Granted())
 	}
 	first, second := settle(one), settle(two)
 	if first.Token <= 0 || first.Token != second.Token {
 		t.Errorf("tokens %d and %d of one commit", first.Token, second.Token)
 	}
 
-	four := bid(14)
-	do(lock.Exchange{Ended: []*lock.Held{first}, Ends: []lock.ItemEnd{{List: id(1), Item: id(11), OK: true}}, Next: []*lock.Bid{four}})
+	four := item(14)
+	do([]*lock.Item{one}, []*lock.Item{four})
 	if third := settle(four); third.Token <= first.Token {
 		t.Errorf("token %d after %d", third.Token, first.Token)
 	}
@@ -89,24 +91,23 @@ func TestExchange(t *testing.T) {
 	}
 
 	// What the session does not hold can't be released.
-	if err, _ := (lock.Exchange{Ended: []*lock.Held{first}}).Do(t.Context(), s); kindOf(err) != session.Unsafe {
+	if err, _ := l.Exchange(one, nil); kindOf(err) != session.Unsafe {
 		t.Errorf("released twice: %v", err)
 	}
-	do(lock.Exchange{Ended: []*lock.Held{second}})
+	do([]*lock.Item{two}, nil)
 	if got := run(t, foreign, "SELECT pg_try_advisory_lock(12)::text"); got[0] != "true" {
 		t.Error("12 is not free")
 	}
 }
 
-// TestJoins: a bid whose start takes more than a grant can't be part of an exchange.
+// TestJoins: an item whose start takes more than a grant, or whose command has failed, can't be part
+// of an exchange.
 func TestJoins(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(11))
-	cfg.OfList = true
-	s := openOnly(t, cfg)
+	l := openList(t, cfg)
 	for name, change := range map[string]func(*lock.Config){
-		"alone":       func(c *lock.Config) { c.OfList = false },
 		"shared":      func(c *lock.Config) { c.Claim.Shared = true },
 		"several":     func(c *lock.Config) { c.Claim = exclusive(11, 12) },
 		"transaction": func(c *lock.Config) { c.Session.Transaction = true },
@@ -114,19 +115,27 @@ func TestJoins(t *testing.T) {
 	} {
 		of := cfg
 		change(&of)
-		if lock.NewBid(s, of, false).MayExchange() {
+		if l.Item(of, false).MayExchange() {
 			t.Errorf("%s: it joins", name)
 		}
 	}
-	if lock.NewBid(s, cfg, true).MayExchange() {
-		t.Error("a bid that returns joins")
+	if l.Item(cfg, true).MayExchange() {
+		t.Error("an item to which the list comes back joins")
 	}
-	heard := lock.NewBid(s, cfg, false)
-	if err := heard.Listen(t.Context()); err != nil {
+	heard := l.Item(cfg, false)
+	if err := heard.KeepListening(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if heard.MayExchange() {
-		t.Error("a bid that has listened joins")
+		t.Error("an item that was listened for joins")
+	}
+	failed := takeItem(t, l, cfg, 12, false)
+	h, err := failed.Settle(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ended(h, ledger.Failed); failed.MayExchange() {
+		t.Error("an item that has failed joins")
 	}
 }
 
@@ -158,12 +167,12 @@ func TestUnheardEnd(t *testing.T) {
 	})
 	t.Run("list", func(t *testing.T) {
 		cfg, c := config(t, dsn, exclusive(11)), &contender{}
-		cfg.OfList, cfg.Log = true, slog.New(c)
-		s := openOnly(t, cfg)
-		h := settledInExchange(t, cfg, s)
+		cfg.Log = slog.New(c)
+		l := openList(t, cfg)
+		i := endedItem(t, l, cfg)
 		forbid(t)
-		if exchange(t, lock.Exchange{Ended: []*lock.Held{h}}, s); !free() {
-			t.Error("the lock is not free")
+		if released, _ := l.Exchange(i, nil); released != nil || !free() {
+			t.Errorf("%v; the lock is free: %t", released, free())
 		}
 		if said := c.said(); !slices.Equal(said, []string{"unheard"}) {
 			t.Errorf("said %v", said)
@@ -171,23 +180,16 @@ func TestUnheardEnd(t *testing.T) {
 	})
 }
 
-func exchange(t *testing.T, x lock.Exchange, s *session.Session) {
+// endedItem is an item of lock 11, which an exchange has tried for, and whose command has ended.
+func endedItem(t *testing.T, l *lock.List, cfg lock.Config) *lock.Item {
 	t.Helper()
-	if released, started := x.Do(t.Context(), s); released != nil || started != nil {
-		t.Fatal(released, started)
-	}
-}
-
-// settledInExchange is a lock that an exchange has tried for, ready for its command.
-func settledInExchange(t *testing.T, cfg lock.Config, s *session.Session) *lock.Held {
-	t.Helper()
-	b := lock.NewBid(s, cfg, false)
-	exchange(t, lock.Exchange{Next: []*lock.Bid{b}}, s)
-	h, err := b.Settle(t.Context())
+	i := takeItem(t, l, cfg, 11, false)
+	h, err := i.Settle(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return h
+	ended(h, ledger.OK)
+	return i
 }
 
 // TestRejectedExchange: if the server rejects the token of an exchange, or its tries, the session
@@ -206,21 +208,21 @@ func TestRejectedExchange(t *testing.T) {
 			t.Parallel()
 			server := start(t, nil)
 			cfg, c := config(t, as(t, server, "cron"), exclusive(11)), &contender{}
-			cfg.OfList, cfg.Log = true, slog.New(c)
-			s := openOnly(t, cfg)
-			h := settledInExchange(t, cfg, s)
+			cfg.Log = slog.New(c)
+			l := openList(t, cfg)
+			last := endedItem(t, l, cfg)
 			query(t, server, "REVOKE EXECUTE ON FUNCTION "+of.function+" FROM PUBLIC")
 			cfg.Claim = lock.Claim{IDs: []lockkey.ID{of.next}}
-			next := lock.NewBid(s, cfg, false)
-			released, started := lock.Exchange{Ended: []*lock.Held{h}, Next: []*lock.Bid{next}}.Do(t.Context(), s)
+			next := l.Item(cfg, false)
+			released, tried := l.Exchange(last, next)
 			wants, _, _ := strings.Cut(of.function, "(")
-			if released != nil || kindOf(started) != session.Denied || !strings.Contains(fmt.Sprint(started), "permission denied for function "+wants) {
-				t.Errorf("released: %v; started: %v", released, started)
+			if released != nil || kindOf(tried) != session.Denied || !strings.Contains(fmt.Sprint(tried), "permission denied for function "+wants) {
+				t.Errorf("released: %v; tried: %v", released, tried)
 			}
-			if next.Complete() {
-				t.Error("the bid is complete")
+			if next.Granted() {
+				t.Error("the item is granted")
 			}
-			held := run(t, plain(t, server.DSN("postgres")), fmt.Sprintf("SELECT count(*)::text FROM pg_locks WHERE locktype = 'advisory' AND pid = %d", s.BackendPID()))
+			held := run(t, plain(t, server.DSN("postgres")), fmt.Sprintf("SELECT count(*)::text FROM pg_locks WHERE locktype = 'advisory' AND pid = %d", l.Session.BackendPID()))
 			if held[0] != "0" {
 				t.Errorf("the session holds %s locks", held[0])
 			}

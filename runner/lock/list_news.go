@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -14,35 +15,22 @@ import (
 // Payload: two fields separated by a space, the number of the item's lock and "ok" or "failed".
 // More fields may be added at the end.
 
-// ItemEnd says how the command of a list's item has ended.
-type ItemEnd struct {
-	List lockkey.ID // of the key as it was given, including {}
-	Item lockkey.ID // its lock
-	OK   bool
-}
+func (l *List) channel() string { return "pglead.1.each." + l.number.String() }
 
-func listChannel(list lockkey.ID) string { return "pglead.1.each." + list.String() }
-
-// notifySQL is an SQL expression that tells the other workers on the list.
-func (e ItemEnd) notifySQL() string {
+// endSQL is an SQL expression that tells the other workers on the list how an item's command has
+// ended.
+func (l *List) endSQL(h *Held) string {
 	end := "failed"
-	if e.OK {
+	if h.end.Outcome == ledger.OK {
 		end = "ok"
 	}
-	return notifySQL(listChannel(e.List), "'"+e.Item.String()+" "+end+"'")
+	return notifySQL(l.channel(), "'"+h.Locks[0].String()+" "+end+"'")
 }
 
-// Tell tells the other workers on the list.
-func (e ItemEnd) Tell(ctx context.Context, s *session.Session) error {
-	_, err := s.Query(ctx, "SELECT "+asyncCommitSQL+", "+e.notifySQL())
-	return err
-}
-
-// ListenToList makes the session's reader call heard with each end of a list's item that another
-// session tells from now on. The function must not block.
-func ListenToList(ctx context.Context, s *session.Session, list lockkey.ID, heard func(item lockkey.ID, ok bool)) error {
-	channel := listChannel(list)
-	s.OnNotify(channel, func(_ uint32, payload string) {
+// listen makes the session's reader call heard with each end of a list's item that another session
+// tells from now on.
+func (l *List) listen(ctx context.Context, heard func(item lockkey.ID, ok bool)) error {
+	l.Session.OnNotify(l.channel(), func(_ uint32, payload string) {
 		fields := strings.Fields(payload)
 		if len(fields) < 2 || fields[1] != "ok" && fields[1] != "failed" {
 			return
@@ -51,6 +39,6 @@ func ListenToList(ctx context.Context, s *session.Session, list lockkey.ID, hear
 			heard(item, fields[1] == "ok")
 		}
 	})
-	_, err := s.Query(ctx, `LISTEN "`+channel+`"`)
+	_, err := l.Session.Query(ctx, `LISTEN "`+l.channel()+`"`)
 	return session.Rejected(err, "listen for what others on the list run")
 }

@@ -8,38 +8,50 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestListenToList: a session hears the ends of its list's items from another session, but neither
+// TestListHears: a session hears the ends of its list's items from another session, but neither
 // its own, nor what is no end, nor those of another list.
-func TestListenToList(t *testing.T) {
+func TestListHears(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), lock.Claim{})
-	hearer, other := openOnly(t, cfg), openOnly(t, cfg)
-	list, item := id(1), id(-7)
 	var heard []string // by the session's reader, before each answer
-	if err := lock.ListenToList(t.Context(), hearer, list, func(item lockkey.ID, ok bool) {
-		heard = append(heard, fmt.Sprint(item, " ", ok))
-	}); err != nil {
-		t.Fatal(err)
+	open := func(number int64, hear func(item lockkey.ID, ok bool)) *lock.List {
+		t.Helper()
+		l, err := lock.OpenList(t.Context(), cfg, id(number), hear)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(l.Close)
+		return l
+	}
+	hearer := open(1, func(item lockkey.ID, ok bool) { heard = append(heard, fmt.Sprint(item, " ", ok)) })
+	peer, another := openList(t, cfg), open(2, nil)
+	run := func(l *lock.List, number int64, outcome ledger.Outcome) {
+		t.Helper()
+		i := takeItem(t, l, cfg, number, false)
+		h, err := i.Settle(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended(h, outcome)
+		if released, _ := l.Exchange(i, nil); released != nil {
+			t.Fatal(released)
+		}
+		i.Close()
 	}
 	for _, payload := range []string{"7 ok", "7 failed", "7 ok more", "", "7", "7 maybe", "ok 7", "8 ok"} {
-		if _, err := other.Query(t.Context(), "SELECT pg_notify('pglead.1.each.1', '"+payload+"')"); err != nil {
-			t.Fatal(err)
-		}
+		query(t, server, "SELECT pg_notify('pglead.1.each.1', '"+payload+"')")
 	}
-	for _, end := range []lock.ItemEnd{{id(2), item, true}, {list, item, true}, {list, item, false}} {
-		if err := end.Tell(t.Context(), other); err != nil {
-			t.Fatal(err)
-		}
-	}
+	run(another, -7, ledger.OK)
+	run(peer, -7, ledger.OK)
+	run(peer, -7, ledger.Failed)
 	// The answer to the hearer's own request comes after all that was announced before.
-	if err := (lock.ItemEnd{List: list, Item: id(9), OK: true}).Tell(t.Context(), hearer); err != nil {
-		t.Fatal(err)
-	}
+	run(hearer, 9, ledger.OK)
 	if want := []string{"7 true", "7 false", "7 true", "8 true", "-7 true", "-7 false"}; !slices.Equal(heard, want) {
 		t.Errorf("heard %q, want %q", heard, want)
 	}
@@ -49,12 +61,16 @@ func TestListenToList(t *testing.T) {
 // which the list tries again, or exits with a status that says what is wrong.
 func TestRejectedListen(t *testing.T) {
 	t.Parallel()
-	s := openOnly(t, config(t, start(t, nil).DSN("postgres"), lock.Claim{}))
-	if _, err := s.Query(t.Context(), "BEGIN", "SELECT 1/0"); err == nil {
-		t.Fatal("the transaction goes on")
-	}
-	err := lock.ListenToList(t.Context(), s, id(1), nil)
-	if e := (*session.Error)(nil); !errors.As(err, &e) || !strings.HasPrefix(err.Error(), "listen for what others on the list run: current transaction is aborted") {
+	server := start(t, nil)
+	cfg := config(t, newSlowRelay(t, server, func(sql string) string {
+		if strings.HasPrefix(sql, "LISTEN") {
+			return "SELECT 1/0"
+		}
+		return sql
+	}), lock.Claim{})
+	cfg.Wait = 0
+	_, err := lock.OpenList(t.Context(), cfg, id(1), nil)
+	if e := (*session.Error)(nil); !errors.As(err, &e) || err.Error() != "listen for what others on the list run: division by zero (22012)" {
 		t.Errorf("%v", err)
 	}
 }

@@ -2,8 +2,8 @@
 // under it.
 //
 // Candidate.Acquire opens a session, tries, waits in line without blocking in the server, and draws
-// the fencing token: it returns a Held. Held.Release frees the lock. (pglead each has many Bids on
-// one session instead. An Exchange releases one lock and tries for the next.) If the lock was free
+// the fencing token: it returns a Held. Held.Release frees the lock. (pglead each has a List
+// instead: one session for many Bids, where an exchange releases one lock and tries for the next.) If the lock was free
 // at the first try, the command may start at once, unless the server is young. After a wait there
 // has to be evidence that the last holder's command is dead: a word of that holder, of its guard or
 // of its new session, or its silence. Otherwise the lock-delay has to pass (package evidence). A

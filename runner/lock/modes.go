@@ -27,9 +27,9 @@ package lock
 //	                         the server is asked once more after a grant     Bid.Settle
 //	                         the first try does not travel with the login,   session.Open,
 //	                         and nobody waits for those who arrive           awaitArrivalsQuery
-//	of a list (OfList)       the session outlives the lock, and holds others Held.Close, Exchange
+//	of a list (List)         the session outlives the lock, and holds others Held.Close, exchange
 //	                         ends are announced to all, in line or not       Held.wordQuery
-//	                         nobody stands in line: the list comes back      package runner, each_*.go
+//	                         nobody stands in line: the list comes back      Item.KeepListening
 //	with a ledger            every start learns how the last run ended       startInLedger
 //	                         nobody calls, or waits for those who arrive     followers, awaitArrivalsQuery
 

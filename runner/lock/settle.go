@@ -33,12 +33,12 @@ import (
 //
 // With a ledger the token is drawn before it is certain that no earlier command is alive, because
 // the question to the ledger contains the token. The ledger also keeps a run from starting during a
-// pause, and for --once-per (startInLedger). A burst (waiter.tryOften) and an Exchange draw it with
+// pause, and for --once-per (startInLedger). A burst (waiter.tryOften) and an exchange draw it with
 // the try. If a wait follows the draw, the token is drawn anew (beginDelay). With a second session
 // a separate statement lists the locks (drawOnSecond).
 //
 // The heartbeat does not look for requests to step down until the caller makes it do so
-// (Held.watchForStepDown, WatchListForStepDown).
+// (Held.watchForStepDown, List.watchForStepDown).
 //
 // Only hooks (process.runHook) and the trial of doctor (tryGuard, package child) have a guard start
 // something without a lock.

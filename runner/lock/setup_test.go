@@ -30,10 +30,10 @@ takeover, line_silence, relay, slowrelay, clock_linux, reconnect                
 several, slots, shared, conflicts, prepared                                              the claim
 nonsense_answers, names                                                                  what servers, and sessions' names, say
 token, interrupted, line_rehearsal, release, full_queue                                  the start and the end
-transaction, transaction_trips, quorum, list_exchange, list_news, canceled               other ways to hold
+transaction, transaction_trips, quorum, list, list_exchange, list_news, list_deadlines, canceled  other ways to hold
 ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, ledger_pause          the ledger
 ledger_close_dead                                                                        open runs that a start closes
-setup, leak                                                                              for all tests
+setup, leak, export                                                                       for all tests
 `
 
 func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }

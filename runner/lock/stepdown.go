@@ -3,8 +3,6 @@ package lock
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -160,31 +158,6 @@ func (h *Held) readStepDown(answers []session.Rows) {
 	if answers[len(answers)-1].Is("f") {
 		nudge(h.stepDowns)
 	}
-}
-
-// WatchListForStepDown makes the heartbeat of a session that many share look for requests to step
-// down from any of held, each of which has one lock. Whatever their number, pg_stat_statements sees
-// a single statement.
-func WatchListForStepDown(s *session.Session, held []*Held) {
-	beat := session.Heartbeat{Request: session.Request{SQL: []string{session.PlainBeatQuery}}}
-	if len(held) > 0 {
-		of := map[string]*Held{}
-		for _, h := range held {
-			of[advisory.StepDownOf(h.Locks[0].ID).String()] = h
-		}
-		beat.SQL = []string{fmt.Sprintf(`SELECT n FROM pg_catalog.unnest('{%s}'::bigint[]) AS n
-WHERE NOT %s`,
-			strings.Join(slices.Sorted(maps.Keys(of)), ","), advisory.ProbeNumberSQL(true, "n"))}
-		beat.Once = boundWaitsQuery(held[0].cfg.Session)
-		beat.Then = func(answers []session.Rows) {
-			for _, row := range answers[len(answers)-1] {
-				if h := of[strings.Join(row, " ")]; h != nil {
-					nudge(h.stepDowns)
-				}
-			}
-		}
-	}
-	s.SetHeartbeat(beat)
 }
 
 // StepDowns delivers requests to step down.

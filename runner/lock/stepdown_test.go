@@ -21,9 +21,7 @@ func TestStepDown(t *testing.T) {
 	dsn := server.DSN("postgres")
 	asker := config(t, as(t, server, "askers"), exclusive(7))
 	cfg := config(t, dsn, exclusive(7))
-	listed := cfg // like pglead each, which otherwise names nobody
-	listed.OfList = true
-	h := acquire(t, listed)
+	h := acquire(t, lock.OfList(cfg)) // like pglead each, which otherwise names nobody
 	t.Cleanup(h.Session.Close)
 	first := contend(t, cfg)
 	inLine(t, server, id(7), 1)
@@ -154,11 +152,12 @@ func TestLockedCatalog(t *testing.T) {
 	server := start(t, nil)
 	owner := plain(t, server.DSN("postgres"))
 	do := func(sql string) string { return strings.Join(run(t, owner, sql), " ") }
-	alone, listed := config(t, server.DSN("postgres"), exclusive(7)), config(t, server.DSN("postgres"), exclusive(8))
-	listed.OfList = true
-	a, l := acquire(t, alone), acquire(t, listed)
-	t.Cleanup(l.Session.Close)
-	lock.WatchListForStepDown(l.Session, []*lock.Held{l})
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	a, l := acquire(t, cfg), openList(t, cfg)
+	item := takeItem(t, l, cfg, 8, false)
+	if _, err := item.Settle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	pids := fmt.Sprintf("%d, %d", a.Session.BackendPID(), l.Session.BackendPID())
 	eventually(t, "both have sent their first heartbeat", func() bool {
 		return do("SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock_shared(%' AND pid IN ("+pids+")") == "2"
@@ -182,6 +181,8 @@ func TestLockedCatalog(t *testing.T) {
 	keeps(t, l.Session, leasetime.BeatEvery(lease))
 	do("COMMIT")
 	release(t, a)
-	release(t, l)
+	if err := item.GiveBack(); err != nil {
+		t.Error(err)
+	}
 	a.Close()
 }

@@ -86,7 +86,7 @@ func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, columns ..
 		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started,
 	}
 	from := fromLocks
-	if cfg.OfList {
+	if cfg.ofList {
 		all = append(all, "NULL", "NULL")
 	} else {
 		all = append(all, "audience.dormant", "audience.listens")
@@ -98,7 +98,7 @@ func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, columns ..
 	all = append(all, columns...)
 	for _, l := range locks {
 		condition := "audience.listens"
-		if cfg.OfList {
+		if cfg.ofList {
 			condition = advisory.Among(idsOf([]advisory.Lock{l})) // only in this lock's row
 		}
 		all = append(all, fmt.Sprintf("CASE WHEN %s THEN %s END", condition, notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))))
@@ -174,10 +174,10 @@ func (b *Bid) showHolding() {
 	b.show(d)
 }
 
-// show puts a description into the session's comment, or has Config.Show do that.
+// show puts a description into the session's comment. A list's session has many bids.
 func (b *Bid) show(d describe.Description) {
-	if b.cfg.Show != nil {
-		b.cfg.Show(d.Delay)
+	if b.item != nil {
+		b.item.show(d.Delay)
 		return
 	}
 	b.s.SetComment(d.Comment())

@@ -93,7 +93,7 @@ func (b *Bid) tokenOnSecond(ctx context.Context) ([]string, error) {
 	case drawn[2] != b.s.ServerIdentity(): // the first server's name now leads to another server
 		return nil, session.Errorf(session.Unreachable, "", "the second connection reached another server than the first")
 	}
-	if !b.cfg.Session.Quorum && !b.cfg.OfList && !b.usesLedger() { // otherwise the second session is needed again
+	if !b.cfg.Session.Quorum && !b.cfg.ofList && !b.usesLedger() { // otherwise the second session is needed again
 		b.s.DropSecond()
 	}
 	return drawn, nil

@@ -77,7 +77,7 @@ func (h *Held) endTransaction(ctx context.Context) error {
 	case answeredError(err) == nil:
 		return err
 	}
-	if h.cfg.OfList { // whose next transaction could not begin in a failed one
+	if h.cfg.ofList { // whose next transaction could not begin in a failed one
 		_ = insist(ctx, h.Session, "ROLLBACK")
 	}
 	if h.owes() {

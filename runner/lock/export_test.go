@@ -1,0 +1,45 @@
+package lock
+
+import (
+	"context"
+
+	"github.com/pglead/pglead/runner/session"
+)
+
+// OfList makes a configuration that of a list's item, for a lock that a test takes in another way.
+func OfList(cfg Config) Config {
+	cfg.ofList = true
+	return cfg
+}
+
+// OpenSession opens a session as a candidate does.
+func OpenSession(ctx context.Context, cfg Config) (*session.Session, error) {
+	return NewCandidate(cfg).openSession(ctx, "")
+}
+
+// ExchangeAll is an exchange with several parts: the locks to release, and those to try for.
+func (l *List) ExchangeAll(last, next []*Item) (released, tried error) {
+	var parts []exchangePart
+	for _, i := range last {
+		parts = append(parts, exchangePart{last: i})
+	}
+	for _, i := range next {
+		parts = append(parts, exchangePart{next: i})
+	}
+	done := l.exchangeAll(parts)
+	return done.released, done.tried
+}
+
+// MayExchange says whether the item's next step can be part of an exchange.
+func (i *Item) MayExchange() bool {
+	if i.held != nil {
+		return i.held.mayExchange()
+	}
+	return i.bid.mayExchange()
+}
+
+// MostKept is mostKept.
+const MostKept = mostKept
+
+// Kept says whether the list listens until it comes back to the item.
+func (i *Item) Kept() bool { return i.returns }

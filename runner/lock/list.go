@@ -1,0 +1,161 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/crowd"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// List is the work on a list, whose items each have a lock, in one session. Commands run in that
+// session beside each other, in a transaction one at a time.
+//
+//	OpenList                opens the session, and hears which items other workers on the list run
+//	  Item                  begins an attempt at an item (list_item.go)
+//	  Exchange              releases the last item's lock, and tries for the next one's
+//	    Item.Settle         if it was granted: returns when the command may start
+//	    Item.KeepListening  if others have it, and the list comes back to the item
+//	  Item.Close            ends the attempt
+type List struct {
+	Session *session.Session
+
+	cfg       Config
+	number    lockkey.ID // of the key as it was given, including {}
+	exchanges chan exchangePart
+
+	mu       sync.Mutex
+	underWay map[lockkey.ID]*Item
+	kept     map[lockkey.ID]*Bid // bids that listen until the list comes back to their items
+}
+
+// mostKept limits the items to whose locks a list listens: each takes two of the server's locks, and
+// all sessions share some thousands of those.
+const mostKept = 64
+
+// OpenList opens a session for the list of this number. It waits as Acquire does. With each end of
+// an item that another session tells from then on, the session's reader calls heard, which must not
+// block; through a pooler none is heard.
+func OpenList(ctx context.Context, cfg Config, number lockkey.ID, heard func(item lockkey.ID, ok bool)) (*List, error) {
+	cfg.ofList = true
+	c := NewCandidate(cfg)
+	l := &List{cfg: cfg, number: number, exchanges: make(chan exchangePart), underWay: map[lockkey.ID]*Item{}, kept: map[lockkey.ID]*Bid{}}
+	err := c.persist(ctx, func() (err error) {
+		if l.Session, err = c.openSession(ctx, ""); err != nil {
+			return err
+		}
+		if cfg.hasLine() {
+			err = l.listen(ctx, heard)
+		}
+		if err != nil {
+			l.Session.Close()
+			return err
+		}
+		cfg.Observer.away(nil)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.Session.StartHeartbeat()
+	go l.passOnDeadlines()
+	go l.doExchanges()
+	return l, nil
+}
+
+// Close ends the session.
+func (l *List) Close() {
+	close(l.exchanges)
+	l.Session.Close()
+}
+
+// passOnDeadlines passes the session's deadlines on to its commands.
+func (l *List) passOnDeadlines() {
+	for {
+		select {
+		case deadline := <-l.Session.Renewed():
+			l.passOn(deadline)
+		case <-l.Session.Lost():
+			return
+		}
+	}
+}
+
+func (l *List) passOn(deadline boottime.Instant) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, i := range l.underWay {
+		select {
+		case <-i.renewed: // an older one
+		default:
+		}
+		i.renewed <- deadline
+	}
+}
+
+// Paused asks the ledger whether each of these claims, to one lock each, is paused.
+func (l *List) Paused(ctx context.Context, claims []Claim) ([]bool, error) {
+	var locks []ledger.Lock
+	for _, c := range claims {
+		locks = append(locks, ledger.Lock{ID: c.IDs[0], Key: c.Key(0)})
+	}
+	rows, err := l.Session.Query(ctx, ledger.PausedAmongQuery(locks))
+	if err != nil {
+		return nil, err
+	}
+	return ledger.ParsePausedAmong(rows, len(locks))
+}
+
+// describe puts into the session's description the current keys, up to a maximum, and the longest
+// delay under way. Whoever sees that the session is silent waits for that, too. The caller holds mu.
+func (l *List) describe() {
+	const most = 8 // the server cuts off what is too long
+	d := l.cfg.Describe()
+	d.Since, d.Keys = time.Now(), nil
+	for _, i := range l.underWay {
+		d.Delay = max(d.Delay, i.delay)
+		if len(d.Keys) < most {
+			d.Keys = append(d.Keys, i.bid.cfg.Claim.Key(0))
+		}
+	}
+	l.Session.SetComment(d.Comment())
+}
+
+// watchAfter is how long an item is held before requests that it step down are looked for, and its
+// key is shown. A brief command is over sooner, and so costs the server nothing.
+const watchAfter = crowd.FirstBeat
+
+// watchForStepDown makes the heartbeat look for requests to all items that are held for long.
+// Whatever their number, pg_stat_statements sees a single statement. The caller holds mu.
+func (l *List) watchForStepDown() {
+	of := map[string]*Held{}
+	for id, i := range l.underWay {
+		if i.watched {
+			of[advisory.StepDownOf(id).String()] = i.held
+		}
+	}
+	beat := session.Heartbeat{Request: session.Request{SQL: []string{session.PlainBeatQuery}}}
+	if len(of) > 0 {
+		beat.SQL = []string{fmt.Sprintf(`SELECT n FROM pg_catalog.unnest('{%s}'::bigint[]) AS n
+WHERE NOT %s`,
+			strings.Join(slices.Sorted(maps.Keys(of)), ","), advisory.ProbeNumberSQL(true, "n"))}
+		beat.Once = boundWaitsQuery(l.cfg.Session)
+		beat.Then = func(answers []session.Rows) {
+			for _, row := range answers[len(answers)-1] {
+				if h := of[strings.Join(row, " ")]; h != nil {
+					nudge(h.stepDowns)
+				}
+			}
+		}
+	}
+	l.Session.SetHeartbeat(beat)
+}

@@ -1,0 +1,153 @@
+package lock
+
+import (
+	"context"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/ledger"
+)
+
+// Item is one attempt at an item of a list. At most one attempt at an item is under way.
+type Item struct {
+	list    *List
+	bid     *Bid
+	held    *Held                 // once it has settled
+	renewed chan boottime.Instant // the session's latest deadline
+	watch   *time.Timer           // to watchAfter
+	returns bool                  // the bid listens until the next attempt
+	// Under the list's mu:
+	watched bool          // the heartbeat looks for requests to step down
+	delay   time.Duration // for which the lock is held before the command may start
+}
+
+// Item begins an attempt at the item whose lock cfg's Claim names. If the last attempt has kept
+// listening, this one knows what was heard meanwhile. Otherwise returning says that others may have
+// had the lock since an earlier attempt of the caller's.
+func (l *List) Item(cfg Config, returning bool) *Item {
+	i := &Item{list: l, renewed: make(chan boottime.Instant, 1)}
+	id := cfg.Claim.IDs[0]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i.bid = l.kept[id]; i.bid == nil {
+		cfg.ofList = true
+		i.bid = NewBid(l.Session, cfg, returning)
+	}
+	i.bid.item = i
+	l.underWay[id] = i
+	return i
+}
+
+func (i *Item) id() lockkey.ID { return i.bid.cfg.Claim.IDs[0] }
+
+// Granted says whether the list has the lock.
+func (i *Item) Granted() bool { return i.bid.Complete() }
+
+// Settle prepares a lock that was granted for the start of its command (Bid.Settle). If that fails,
+// the lock is free: others still work in this session.
+func (i *Item) Settle(ctx context.Context) (*Held, error) {
+	h, err := i.bid.Settle(ctx)
+	if err != nil && i.list.Session.Err() == nil {
+		_ = i.bid.GiveBack(context.WithoutCancel(ctx))
+		i.show(0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	i.held, h.renewed = h, i.renewed
+	i.watch = time.AfterFunc(watchAfter, i.watchForStepDown)
+	return h, nil
+}
+
+// show notes how long the lock is held before the command may start, and describes the session anew.
+func (i *Item) show(delay time.Duration) {
+	i.list.mu.Lock()
+	defer i.list.mu.Unlock()
+	i.delay = delay
+	i.list.describe()
+}
+
+// watchForStepDown makes the heartbeat look for requests that the item's command step down, until
+// the attempt ends.
+func (i *Item) watchForStepDown() {
+	l := i.list
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.underWay[i.id()] == i {
+		i.watched = true
+		l.watchForStepDown()
+		l.Session.BeatAt(boottime.Now()) // the heartbeat's comment shows the keys
+	}
+}
+
+// KeepListening is for an item to which the list comes back: the session listens until then, and so
+// knows whether the last holder is dead. If it listens to too many already, the next attempt waits
+// for the lock-delay. Without a wait, or through a pooler, nothing is heard.
+func (i *Item) KeepListening(ctx context.Context) error {
+	if i.bid.cfg.Wait == 0 || !i.bid.cfg.hasLine() {
+		return nil
+	}
+	if i.returns = i.list.keep(i); !i.returns {
+		return i.bid.EndArrival(ctx)
+	}
+	return i.bid.Listen(ctx)
+}
+
+// keep keeps the item's bid if there is room for it, and says whether it did.
+func (l *List) keep(i *Item) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.kept[i.id()] == nil && len(l.kept) >= mostKept {
+		return false
+	}
+	l.kept[i.id()] = i.bid
+	return true
+}
+
+// GiveBack frees a lock under which no command was started, and ends the attempt.
+func (i *Item) GiveBack() error {
+	err := i.giveBack(context.Background())
+	i.Close()
+	i.show(0) // without this item's key
+	return err
+}
+
+func (i *Item) giveBack(ctx context.Context) error {
+	if i.held == nil {
+		return i.bid.GiveBack(ctx)
+	}
+	i.held.SetEnd(ledger.End{At: time.Now(), Outcome: ledger.Stopped})
+	if err := i.held.Err(); err != nil {
+		return err
+	}
+	return i.held.Release(ctx)
+}
+
+// Close ends the attempt. The lock is free by now, or was lost. Unless KeepListening was called, the
+// session stops listening for the item.
+func (i *Item) Close() {
+	if i.watch != nil {
+		i.watch.Stop()
+	}
+	if i.leave() && !i.returns {
+		_ = i.bid.Unlisten(context.Background()) // if it fails, the session is lost
+	}
+}
+
+// leave takes the attempt off the list, and says whether the bid listens.
+func (i *Item) leave() (listens bool) {
+	l := i.list
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.underWay, i.id())
+	if i.watched {
+		i.watched = false
+		l.watchForStepDown()
+	}
+	listens = l.kept[i.id()] != nil
+	if !i.returns {
+		delete(l.kept, i.id())
+	}
+	return listens
+}

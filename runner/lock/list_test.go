@@ -1,0 +1,126 @@
+package lock_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/describe"
+	"github.com/pglead/pglead/runner/lock"
+)
+
+// openList opens the list of number 1.
+func openList(t *testing.T, cfg lock.Config) *lock.List {
+	t.Helper()
+	l, err := lock.OpenList(t.Context(), cfg, id(1), func(lockkey.ID, bool) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.Close)
+	return l
+}
+
+// takeItem tries for the lock of this number, which is free.
+func takeItem(t *testing.T, l *lock.List, cfg lock.Config, number int64, returning bool) *lock.Item {
+	t.Helper()
+	cfg.Claim.IDs = []lockkey.ID{id(number)}
+	i := l.Item(cfg, returning)
+	if _, err := l.Exchange(nil, i); err != nil || !i.Granted() {
+		t.Fatalf("%d: granted %t, %v", number, i.Granted(), err)
+	}
+	return i
+}
+
+// TestDelayStaysShown: while an item's lock is held for the lock-delay, its session says so, also
+// when another item starts there: whoever finds that the session is silent has to wait for the
+// earlier holder for which the item waits.
+func TestDelayStaysShown(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), lock.Claim{})
+	cfg.Description.Keys = []string{"{}"} // before the first item
+	l := openList(t, cfg)
+	shown := func() (d describe.Description) {
+		t.Helper()
+		if err := l.Session.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		text := query(t, server, "SELECT query FROM pg_stat_activity WHERE application_name = 'pglead:test@here'")[0]
+		d, ok := describe.Parse(text)
+		if !ok {
+			t.Fatalf("it shows %s", text)
+		}
+		slices.Sort(d.Keys)
+		return d
+	}
+	shows := func(what string, delay time.Duration, want ...string) {
+		t.Helper()
+		if d := shown(); d.Delay != delay || !slices.Equal(d.Keys, want) {
+			t.Errorf("%s: it shows the keys %q and the delay %v; want %q and %v", what, d.Keys, d.Delay, want, delay)
+		}
+	}
+	take := func(number int64, key string, returning bool) *lock.Item {
+		t.Helper()
+		cfg.Claim.Keys = []string{key}
+		return takeItem(t, l, cfg, number, returning)
+	}
+	first := take(11, "first", true)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	waited := make(chan error, 1)
+	go func() {
+		_, err := first.Settle(ctx)
+		waited <- err
+	}()
+	eventually(t, "the first item waits", func() bool { return shown().Delay > 0 })
+	shows("the first waits", longDelay, "first")
+	second := take(12, "second", false)
+	if _, err := second.Settle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	shows("the second has started", longDelay, "first", "second")
+	if err := second.GiveBack(); err != nil {
+		t.Error(err)
+	}
+	shows("the second has ended", longDelay, "first")
+	cancel()
+	if err := <-waited; err == nil {
+		t.Error("the first has started")
+	}
+	shows("the first is given up", 0, "first")
+	first.Close()
+}
+
+// TestKeptAreBounded: a list listens to a bounded number of items' locks, and to those again to
+// which it comes back.
+func TestKeptAreBounded(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), lock.Claim{})
+	l := openList(t, cfg)
+	kept := func(number int64) bool {
+		t.Helper()
+		cfg.Claim.IDs = []lockkey.ID{id(number)}
+		i := l.Item(cfg, false)
+		defer i.Close()
+		if err := i.KeepListening(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return i.Kept()
+	}
+	for n := range int64(lock.MostKept) {
+		if !kept(n) {
+			t.Fatalf("no room for %d", n)
+		}
+	}
+	if kept(lock.MostKept) || !kept(0) {
+		t.Error("it is not the known ones that are kept")
+	}
+	cfg.Claim.IDs = []lockkey.ID{id(0)}
+	l.Item(cfg, true).Close() // nobody comes back to it any more
+	if !kept(lock.MostKept) {
+		t.Error("no room for another one")
+	}
+}
