@@ -157,7 +157,7 @@ func (cfg *Config) firstTrySQL() string {
 
 // noteResult notes the result of a try. Every grant comes through here, from Try, tryOften,
 // tryInTransaction and exchange.do. The try itself is sent with the login (firstTrySQL), or by
-// askTry, burstQuery, beginTransaction or exchange.freeAndTryQuery. Then Complete says whether it is
+// askTry, burstQuery, Session.Begin or exchange.freeAndTryQuery. Then Complete says whether it is
 // the whole claim, areListed whether pg_locks agrees, and Settle when a command may start. The
 // verdict on each lock says how long the last holder's command may be alive.
 func (b *Bid) noteResult(result tried) (some bool) {
@@ -189,9 +189,6 @@ func (b *Bid) giveBackAndLeave(ctx context.Context) error {
 // unlock frees what was granted, and then sends the queries also.
 func (b *Bid) unlock(ctx context.Context, also ...string) error {
 	queries, locks := append(b.giveBackQueries(), also...), b.held.Locks
-	if b.cfg.Session.Transaction {
-		b.s.SetHolding(false)
-	}
 	b.held = b.nothingHeld()
 	err := b.send(ctx, queries...)
 	switch {

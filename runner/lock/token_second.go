@@ -17,11 +17,6 @@ import (
 // whether it still has the lock: the draw may take more time than the lock's session
 // has left.
 func (b *Bid) drawOnSecond(ctx context.Context) error {
-	if !b.cfg.Session.Transaction { // in a transaction the try has told the server's identity
-		if err := b.identify(ctx); err != nil {
-			return err
-		}
-	}
 	drawn, err := b.tokenOnSecond(ctx)
 	if err != nil {
 		return err
@@ -52,63 +47,24 @@ func (b *Bid) drawOnSecond(ctx context.Context) error {
 	return b.keepToken(drawn[0], drawn[1])
 }
 
-// identitySQL are the columns for noteIdentity: the backend's number, which a pooler does not
-// reveal, and the server's identity.
-const identitySQL = "pg_catalog.pg_backend_pid(), " + session.ServerIdentitySQL
-
-// identify learns on which server the session is.
-func (b *Bid) identify(ctx context.Context) error {
-	row, err := b.s.Row(ctx, 2, "SELECT "+identitySQL)
-	if err != nil {
-		return b.cfg.rejected(err)
-	}
-	return b.noteIdentity(row)
-}
-
-func (b *Bid) noteIdentity(row []string) error {
-	pid, err := strconv.ParseUint(row[0], 10, 32)
-	if err != nil {
-		return session.NotPostgreSQL()
-	}
-	b.s.SetBackendPID(uint32(pid))
-	b.s.SetServerIdentity(row[1])
-	return nil
-}
-
 // tokenOnSecond draws the token on the second connection. With a quorum its commit waits for the
 // standbys. It announces nothing: while a commit with a NOTIFY waits, every other NOTIFY
 // on the server waits, too.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
 func (b *Bid) tokenOnSecond(ctx context.Context) ([]string, error) {
-	columns, width := tokenSQL+", "+systemSQL+", "+session.ServerIdentitySQL, 3
+	columns, width := tokenSQL+", "+systemSQL, 2
 	if !b.cfg.Session.Quorum {
-		columns, width = columns+", pg_catalog.set_config('synchronous_commit', 'local', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')", 5
+		columns, width = columns+", pg_catalog.set_config('synchronous_commit', 'local', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')", 4
 	}
-	drawn, err := b.rowOnSecond(ctx, width, columns)
+	drawn, err := b.s.OnSecond(ctx, columns)
 	switch {
 	case err != nil:
 		return nil, err
 	case len(drawn) != width:
 		return nil, session.NotPostgreSQL()
-	case drawn[2] != b.s.ServerIdentity(): // the first server's name now leads to another server
-		return nil, session.Errorf(session.Unreachable, "", "the second connection reached another server than the first")
 	}
 	if !b.cfg.Session.Quorum && !b.cfg.ofList && !b.usesLedger() { // otherwise the second session is needed again
 		b.s.DropSecond()
 	}
 	return drawn, nil
-}
-
-// rowOnSecond is the row of columns on the second connection, in a transaction that the standbys
-// confirm if there is a quorum.
-func (b *Bid) rowOnSecond(ctx context.Context, width int, columns string) ([]string, error) {
-	if b.cfg.Session.Quorum {
-		return b.s.Commit(ctx, columns)
-	}
-	second, err := b.s.Second(ctx)
-	if err != nil {
-		return nil, err
-	}
-	row, err := second.Row(ctx, width, "SELECT "+columns)
-	return row, b.s.SecondError(err)
 }

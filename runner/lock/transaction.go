@@ -2,10 +2,6 @@ package lock
 
 import (
 	"context"
-	"errors"
-	"strings"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/session"
@@ -51,12 +47,14 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	result, err = b.beginTransaction(ctx)
+	value, err := b.s.Begin(ctx, b.trySQL())
 	if err != nil {
+		return false, b.cfg.rejected(err)
+	}
+	if result, err = b.parseTry(value); err != nil {
 		return false, err
 	}
 	if b.cfg.Claim.fulfilledBy(result.won) {
-		b.s.SetHolding(true)
 		return b.noteResult(result), nil
 	}
 	if err = b.send(ctx, "ROLLBACK"); err != nil {
@@ -68,7 +66,6 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 // endTransaction releases the locks, and announces nothing. If the server rejects a query, such as
 // the COMMIT, since somebody has canceled it, the locks are free all the same, and nothing is noted.
 func (h *Held) endTransaction(ctx context.Context) error {
-	h.Session.SetHolding(false)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.finishQueries(h.end, h.endCommit()), "COMMIT")})
 	switch {
 	case err == nil:
@@ -84,30 +81,4 @@ func (h *Held) endTransaction(ctx context.Context) error {
 		h.warnRejected(err)
 	}
 	return nil
-}
-
-// beginTransaction makes the try in a transaction, and learns which server it is on and
-// how old that server is: behind a pooler the server may have started since the login.
-// All of it is one message, since the pooler passes each message on by itself.
-func (b *Bid) beginTransaction(ctx context.Context) (tried, error) {
-	trial := "SELECT " + identitySQL + ", " + session.ServerAgeSQL + ", " + b.trySQL()
-	rows, err := b.s.Query(ctx, strings.Join(append(b.cfg.Session.BeginQueries(), trial), "; "))
-	var pgErr *pgconn.PgError
-	switch {
-	case errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "statement pooling"):
-		return tried{}, session.Errorf(session.Unsafe, "pool_mode has to be transaction or session",
-			"the pooler allows no transaction: %s", session.ServerSays(pgErr))
-	case err != nil:
-		return tried{}, b.cfg.rejected(err)
-	case len(rows) == 0 || len(rows[len(rows)-1]) != 4:
-		return tried{}, session.NotPostgreSQL()
-	}
-	row := rows[len(rows)-1]
-	if err := b.noteIdentity(row); err != nil {
-		return tried{}, err
-	}
-	if err := b.s.SetServerAge(row[2]); err != nil {
-		return tried{}, err
-	}
-	return b.parseTry(row[3])
 }

@@ -27,19 +27,6 @@ func (s *Session) FollowedFor() (d time.Duration, promoted bool) {
 	return s.clock.now().Sub(s.facts.attached), s.facts.promoted
 }
 
-// SetServerAge takes the value of ServerAgeSQL from the server that granted the lock. Behind
-// a pooler that may be another server than at the login, or it may have restarted since.
-func (s *Session) SetServerAge(seconds string) error {
-	age, err := ParseAge(seconds)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.facts.began = s.clock.now().Add(-age)
-	return nil
-}
-
 // LearnAge asks for evidence that the server is older than it seemed before: see AgeQuery. An error
 // that the session survives tells nothing.
 func (s *Session) LearnAge(ctx context.Context) error {
@@ -81,8 +68,8 @@ const ageInstantsSQL = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
 const promotedAgeQuery = `SELECT CASE WHEN ` + TimelineSQL + ` = 1 THEN 1e9 WHEN timeline_id <> ` + TimelineSQL + ` THEN 0
 	ELSE extract(epoch FROM pg_catalog.clock_timestamp() - checkpoint_time) - 1 END FROM pg_catalog.pg_control_checkpoint()`
 
-// ServerAgeSQL is an SQL expression for the age that ageInstantsSQL describes, in seconds.
-const ServerAgeSQL = undisturbedSQL + `(` + promotedAgeQuery + `) END)`
+// serverAgeSQL is an SQL expression for the age that ageInstantsSQL describes, in seconds.
+const serverAgeSQL = undisturbedSQL + `(` + promotedAgeQuery + `) END)`
 
 // undisturbedSQL begins an SQL expression for that age. For a server that has replayed its log there
 // follows the time since its promotion, and for all "END)".
@@ -139,7 +126,7 @@ func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (tim
 	return min(age, promoted), err
 }
 
-// ParseAge reads the value of ServerAgeSQL or AgeQuery.
+// ParseAge reads the value of serverAgeSQL or AgeQuery.
 func ParseAge(seconds string) (time.Duration, error) {
 	age, err := strconv.ParseFloat(seconds, 64)
 	if err != nil {

@@ -301,36 +301,6 @@ func setSQL(local bool, settings [][2]string) string {
 // own search_path may be in force.
 const andSQL = " OPERATOR(pg_catalog.||) "
 
-// BeginQueries are the queries that begin the transaction which holds the lock. Its isolation
-// level, read committed, keeps no snapshot between two heartbeats: a snapshot would hold
-// back vacuum. It may write, whatever the role's default is: at its end the caller may note
-// how the command ended.
-func (cfg Config) BeginQueries() []string {
-	return []string{
-		"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
-		OwnNames,
-		"SELECT " + setSQL(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
-			andSQL + noTransactionTimeoutSQL,
-	}
-}
-
-// transactionTimeout is a setting of PostgreSQL 17 and later. It would end the transaction that
-// holds a lock, or a statement that takes longer. The version that a pooler reports at the login
-// may not be the server's.
-const transactionTimeout = "transaction_timeout"
-
-// noTransactionTimeoutSQL is an SQL expression that turns transactionTimeout off for the
-// transaction, if the server has that setting.
-const noTransactionTimeoutSQL = "CASE WHEN pg_catalog.current_setting('" + transactionTimeout + "', true) IS NULL THEN ''" +
-	" ELSE pg_catalog.set_config('" + transactionTimeout + "', '0', true) END"
-
-// EndSilentQuery is a query after which the server ends the transaction's session once it has heard
-// nothing of it for so long. Otherwise the transaction may stay open for any time, whatever the
-// role's settings are.
-func EndSilentQuery(silence time.Duration) string {
-	return "SELECT " + setSQL(true, [][2]string{{"idle_in_transaction_session_timeout", milliseconds(silence)}}) + andSQL + noTransactionTimeoutSQL
-}
-
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // seconds rounds up, since 0 would stand for the server's own default.

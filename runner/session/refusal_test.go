@@ -41,7 +41,7 @@ func TestSecondRefused(t *testing.T) {
 		"vacuum that database in": {Code: ProgramLimitExceeded, Message: "no more transaction numbers", Hint: "Stop the postmaster and vacuum that database in single-user mode."},
 	} {
 		var e *Error
-		if !errors.As(s.SecondError(refused), &e) || e.Kind != Unreachable || !strings.Contains(e.Hint, want) {
+		if !errors.As(s.secondError(refused), &e) || e.Kind != Unreachable || !strings.Contains(e.Hint, want) {
 			t.Errorf("%s: %+v", refused.Message, e)
 		}
 	}

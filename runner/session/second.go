@@ -73,14 +73,14 @@ const nothingElse = "NULL"
 
 // judgeCommit says whether the answers to a commit and to afterCommitQuery show that standbys have
 // confirmed it. Each has one row then. If the setting may have changed for a moment, or the commit
-// can't have waited, it counts as unconfirmed, without an error: Commit repeats it.
+// can't have waited, it counts as unconfirmed, without an error: commit repeats it.
 func (s *Session) judgeCommit(answers []Rows) (confirmed bool, err error) {
 	if len(answers[0]) != 1 || len(answers[0][0]) < commitWidth || len(answers[1]) != 1 || len(answers[1][0]) != standbysNowWidth+1 {
 		return false, NotPostgreSQL()
 	}
 	before, after := answers[0][0], answers[1][0]
 	var e *Error
-	switch here := s.ServerIdentity(); {
+	switch here := s.identity(); {
 	case here != "" && (before[3] != here || after[3] != here):
 		e = Errorf(Unreachable, "", "the second connection leads to another server than the one that has the lock")
 	case before[2] == "" || after[2] == "":
@@ -131,25 +131,48 @@ func (s *Session) AwaitStandbys(ctx context.Context) error {
 	if !s.cfg.Quorum {
 		return nil
 	}
-	_, err := s.Commit(ctx, nothingElse)
+	_, err := s.commit(ctx, nothingElse)
 	return err
 }
 
 // commitAgain is the pause before a commit that was not confirmed is repeated.
 const commitAgain = 50 * time.Millisecond
 
-// Commit evaluates columns, which are SQL expressions, on the second session, waits until the
-// standbys have confirmed the commit, and returns their values. From then on this session ends when
-// the second one does.
-func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) {
+// OnSecond evaluates columns, which are SQL expressions, on the second session, and returns their
+// values. The second session has to be on the server that has the locks. With a quorum it waits
+// until the standbys have confirmed the commit, and from then on this session ends when the second
+// one does.
+func (s *Session) OnSecond(ctx context.Context, columns string) ([]string, error) {
+	if s.cfg.Quorum {
+		return s.commit(ctx, columns)
+	}
+	second, err := s.Second(ctx)
+	if err != nil {
+		return nil, err
+	}
+	row, err := second.Row(ctx, 0, "SELECT "+ServerIdentitySQL+", "+columns)
+	switch {
+	case err != nil:
+		return nil, s.secondError(err)
+	case row[0] != s.identity(): // the first server's name now leads to another server
+		return nil, Errorf(Unreachable, "", "the second connection reached another server than the first")
+	}
+	return row[1:], nil
+}
+
+// commit is OnSecond with a quorum.
+func (s *Session) commit(ctx context.Context, columns string) ([]string, error) {
 	second, err := s.Second(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if err := second.freshen(ctx); err != nil {
-		return nil, s.SecondError(err)
+		return nil, s.secondError(err)
 	}
-	second.SetServerIdentity(s.ServerIdentity())
+	if err := s.identify(ctx); err != nil {
+		return nil, err
+	}
+	second.noteIdentity(s.identity())
 	s.dependOn(second)
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*leasetime.BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
@@ -157,11 +180,11 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 		rt, err := second.askConfirmed(bounded, commitRequest(columns))
 		switch {
 		case err != nil:
-			return nil, s.SecondError(err)
+			return nil, s.secondError(err)
 		case rt.confirmed:
 			return rt.answers[0][0][commitWidth:], nil
 		case !pace.Sleep(bounded, commitAgain):
-			return nil, s.SecondError(context.Cause(bounded))
+			return nil, s.secondError(context.Cause(bounded))
 		}
 	}
 }
@@ -192,7 +215,7 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 	}
 	second, err := s.openSecond(ctx)
 	if err != nil {
-		return nil, s.SecondError(err)
+		return nil, s.secondError(err)
 	}
 	s.mu.Lock()
 	s.second.session = second
@@ -323,24 +346,37 @@ func (s *Session) dependOn(second *Session) {
 // one cluster.
 const ServerIdentitySQL = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
 
-// SetServerIdentity sets the value of ServerIdentitySQL on the server that has the locks. A pooler
-// may lead to another server by now, whose standbys confirm nothing for this one.
-func (s *Session) SetServerIdentity(identity string) {
+// identify asks the server for its identity. In a transaction Begin has done that.
+func (s *Session) identify(ctx context.Context) error {
+	if s.identity() != "" {
+		return nil
+	}
+	row, err := s.Row(ctx, 1, "SELECT "+ServerIdentitySQL)
+	if err != nil {
+		return Rejected(err, "ask which server has the lock")
+	}
+	s.noteIdentity(row[0])
+	return nil
+}
+
+// noteIdentity notes the identity of the server that has the locks. A pooler may lead the second
+// session to another server, whose standbys confirm nothing for this one.
+func (s *Session) noteIdentity(identity string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.facts.identity = identity
 }
 
-// ServerIdentity is what SetServerIdentity has set, or empty.
-func (s *Session) ServerIdentity() string {
+// identity is the identity of the server that has the locks, or empty before it was asked.
+func (s *Session) identity() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.facts.identity
 }
 
-// SecondError turns an error of the second session into one for the user of this session, which
+// secondError turns an error of the second session into one for the user of this session, which
 // itself goes on.
-func (s *Session) SecondError(err error) error {
+func (s *Session) secondError(err error) error {
 	var pgErr *pgconn.PgError
 	var lost *LostError
 	var e *Error

@@ -8,7 +8,7 @@
 // within milliseconds. Another sends heartbeats, by which the server's silence is noticed.
 //
 // Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and
-// the reader), heartbeat.go (the lease), session.go (the loss, and the end). second.go is for
+// the reader), heartbeat.go (the lease), session.go (the loss, and the end). transaction.go and second.go are for
 // quorums and poolers, client.go for commands that only ask, limits.go for the server's other
 // connections.
 package session
@@ -102,8 +102,8 @@ type Session struct {
 	asIs     string  // an SQL expression: see AsIsSQL
 	second   secondSession
 
-	pid     atomic.Uint32 // the backend's; behind a pooler the pooler's, until SetBackendPID
-	holding atomic.Bool   // a transaction holds the lock, and has to stay open
+	pid     atomic.Uint32 // the backend's; behind a pooler the pooler's, until Begin
+	holding atomic.Bool   // a transaction is open, holds the lock, and has to stay open: see transaction.go
 
 	mu          sync.Mutex       // guards all fields below, and others whose comments say so
 	comment     describe.Comment // before every query
@@ -119,11 +119,10 @@ type Session struct {
 	hearers     map[string]hearFunc // by channel
 }
 
-// serverFacts are what the login and the second session have learned about the
-// server.
+// serverFacts are what the login, Begin and the second session have learned about the server.
 type serverFacts struct {
 	began    boottime.Instant // of the server's lock table; guarded by the session's mu
-	identity string           // ServerIdentitySQL, once the caller knows it, or empty; guarded by the session's mu
+	identity string           // the value of ServerIdentitySQL, once it was asked, or empty; guarded by the session's mu
 
 	// With a quorum; guarded by the session's mu:
 	promoted bool             // the server was once a standby
@@ -206,12 +205,9 @@ func (s *Session) SetComment(comment describe.Comment) {
 	s.comment = comment
 }
 
-// BackendPID is the server's process number for this session.
+// BackendPID is the server's process number for this session. A pooler doesn't reveal it before
+// Begin.
 func (s *Session) BackendPID() uint32 { return s.pid.Load() }
-
-// SetBackendPID sets that number for a session through a pooler, which doesn't reveal it at the
-// login.
-func (s *Session) SetBackendPID(pid uint32) { s.pid.Store(pid) }
 
 // Lost is closed when the session is gone, and its locks with it: Err says why. A session that was
 // ended by Close counts as lost, too, but not one that has ended with a request (Request.Last).
@@ -252,9 +248,6 @@ func belowTLS(conn net.Conn) net.Conn {
 	}
 	return conn
 }
-
-// SetHolding says whether a transaction holds the lock from now on.
-func (s *Session) SetHolding(holding bool) { s.holding.Store(holding) }
 
 // fail records the first cause of a loss and signals it.
 func (s *Session) fail(cause error) {

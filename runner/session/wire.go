@@ -170,6 +170,9 @@ func (s *Session) transmit(r Request) (*roundTrip, error) {
 	for _, sql := range r.SQL {
 		s.fe.SendQuery(&pgproto3.Query{String: s.settingsFor(sql) + commented(comment, s.requests, sql)})
 	}
+	if endsTransaction(r.SQL) {
+		s.holding.Store(false)
+	}
 	if r.Last {
 		s.fe.Send(&pgproto3.Terminate{})
 	}
@@ -333,6 +336,7 @@ func (s *Session) ready(rt *roundTrip, txStatus byte) {
 		rt.left--
 		rt.answers = append(rt.answers, nil)
 	default:
+		s.holding.Store(s.cfg.Transaction && txStatus == 'T')
 		s.answered(rt)
 	}
 }
@@ -378,16 +382,6 @@ func (s *Session) renew() {
 	case s.renewed <- s.Deadline():
 	default:
 	}
-}
-
-// transactionOver says that the transaction that held the lock has ended.
-type transactionOver struct{ pg *pgconn.PgError }
-
-func (e transactionOver) Error() string {
-	if e.pg == nil {
-		return "the transaction that held the lock was ended"
-	}
-	return "the transaction that held the lock failed: " + ServerSays(e.pg)
 }
 
 // pgError is the server's error that answers this request, or nil.
