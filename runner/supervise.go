@@ -82,7 +82,7 @@ type command interface {
 //	0    Session.answered, renew            the answer moves the deadline: to 3/5 from its request
 //	     supervise, Child.Renew             sends the deadline to the guard
 //	3/5  Session.beat, ExpireIfDue          the deadline passes
-//	     Session.fail                       notes the reason, and closes Lost
+//	     Session.fail                       notes the reason, and closes Done
 //	     lockLost, Child.TellLost           tells the guard to end the tree; starts the hook --on-lost
 //	     guardProcess.checkTime             the guard's own alarm, in case this process is stopped
 //	     guardProcess.terminate, killRound  SIGTERM, if there is a grace; SIGKILL, in rounds

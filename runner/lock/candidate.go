@@ -39,10 +39,8 @@ func (c *Candidate) begin() {
 	if c.last == nil {
 		return
 	}
-	c.cfg.Session.Database = session.Elsewhere(c.cfg.Session.Database, c.last.Err())
-	if c.last.end.Outcome == ledger.Lost { // Err can't tell: it is set after a mere Close, too
-		c.front = true
-	}
+	lost := c.last.Err()
+	c.cfg.Session.Database, c.front = session.Elsewhere(c.cfg.Session.Database, lost), lost != nil
 }
 
 // timeLeft is what is left of the wait.

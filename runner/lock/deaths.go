@@ -44,7 +44,9 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 	for _, h := range lost {
 		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
 	}
-	lost[0].cfg.Observer.away(lost[0].Err()) // an outage that lead reports later is counted from this moment
+	if err := lost[0].Err(); err != nil {
+		lost[0].cfg.Observer.away(err) // an outage that lead reports later is counted from this moment
+	}
 	announceDeaths(ctx, lost[0].deathMatters(), lost...)
 }
 

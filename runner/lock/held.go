@@ -88,9 +88,9 @@ const (
 	briefTenure = time.Second
 )
 
-// Lost is closed when the session is gone, and its locks with it. Err then says
-// why.
-func (h *Held) Lost() <-chan struct{} { return h.Session.Lost() }
+// Lost is closed when the session has ended, and its locks with it. Unless Close has ended it, Err
+// then says why.
+func (h *Held) Lost() <-chan struct{} { return h.Session.Done() }
 
 // Err is the cause of the loss, or nil.
 func (h *Held) Err() error { return h.Session.Err() }

@@ -84,7 +84,7 @@ func (l *List) passOnDeadlines() {
 		select {
 		case deadline := <-l.Session.Renewed():
 			l.passOn(deadline)
-		case <-l.Session.Lost():
+		case <-l.Session.Done():
 			return
 		}
 	}

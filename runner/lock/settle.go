@@ -143,7 +143,7 @@ func (b *Bid) hold(ctx context.Context, delay time.Duration, why string, ask fun
 			if b.verdictOnAll(b.held.Locks).Delay == 0 {
 				return true, nil
 			}
-		case <-b.s.Lost():
+		case <-b.s.Done():
 			return false, b.s.Err()
 		case <-ctx.Done():
 			return false, context.Cause(ctx)

@@ -154,7 +154,7 @@ func keeps(t *testing.T, s *session.Session, d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		select {
 		case <-s.Renewed():
-		case <-s.Lost():
+		case <-s.Done():
 			t.Fatal(s.Err())
 		}
 	}
@@ -164,7 +164,7 @@ func keeps(t *testing.T, s *session.Session, d time.Duration) {
 func await(t *testing.T, s *session.Session) {
 	t.Helper()
 	select {
-	case <-s.Lost():
+	case <-s.Done():
 	case <-time.After(longest):
 		t.Fatal("the loss went unnoticed")
 	}
@@ -226,7 +226,7 @@ func TestAbortedTransaction(t *testing.T) {
 		}
 	}
 	select {
-	case <-s.Lost(): // whose reader may need a moment for the server's answer
+	case <-s.Done(): // whose reader may need a moment for the server's answer
 	case <-time.After(leasetime.HolderShare(3 * time.Second)):
 	}
 	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "the transaction that held the lock") {

@@ -184,7 +184,7 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, news <-chan struct{
 	select {
 	case <-time.After(max(0, d)):
 	case <-news:
-	case <-w.s.Lost():
+	case <-w.s.Done():
 		return w.s.Err()
 	case <-ctx.Done():
 		return context.Cause(ctx)

@@ -130,7 +130,7 @@ func (s *Session) failTimer(err error) {
 // beat is the goroutine that sends heartbeats, until the timer is stopped or the
 // session is lost.
 func (s *Session) beat(timer timer) {
-	for s.Err() == nil {
+	for s.noAnswer() == nil {
 		if err := timer.Wait(); err != nil {
 			s.failTimer(err)
 			return
@@ -166,7 +166,7 @@ func (s *Session) beatInTurn() {
 	select {
 	case s.onWire <- struct{}{}:
 		_, _ = s.transmit(s.takeRequest()) // an error has ended the session
-	case <-s.lost:
+	case <-s.done:
 	case <-s.stop:
 	}
 }

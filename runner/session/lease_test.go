@@ -100,7 +100,7 @@ func TestSilenceEndsTheSession(t *testing.T) {
 		if _, err := s.server.Receive(); err != nil { // the fourth stays unanswered
 			t.Fatal(err)
 		}
-		<-s.Lost()
+		<-s.Done()
 		if want := 3*beat + leasetime.HolderShare(testLease); s.at() != want {
 			t.Errorf("lost at %v, want %v: the holder's share after the last answered heartbeat was sent", s.at(), want)
 		}
@@ -172,7 +172,7 @@ func TestLastWord(t *testing.T) {
 		if err := s.server.Flush(); err != nil {
 			t.Fatal(err)
 		}
-		<-s.Lost()
+		<-s.Done()
 		if s.at() != time.Second {
 			t.Errorf("lost at %v, want 1s", s.at())
 		}
@@ -199,7 +199,7 @@ func TestGuardIsAhead(t *testing.T) {
 		if err := s.server.Flush(); err != nil {
 			t.Fatal(err)
 		}
-		<-s.Lost()
+		<-s.Done()
 		if err := s.Err(); !errors.Is(err, ErrUnconfirmed) || !errors.Is(err, ErrSilent) {
 			t.Errorf("lost: %v", err)
 		}
@@ -225,7 +225,7 @@ func TestSuspend(t *testing.T) {
 		}()
 		asleep = 8 * time.Hour
 		s.StartHeartbeat()
-		<-s.Lost()
+		<-s.Done()
 		if time.Since(started) > leasetime.BeatEvery(testLease) || !errors.Is(s.Err(), ErrStopped) {
 			t.Errorf("lost after %v of running: %v", time.Since(started), s.Err())
 		}

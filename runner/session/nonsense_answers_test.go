@@ -133,7 +133,7 @@ func TestCommitElsewhere(t *testing.T) {
 				t.Errorf("%v, want %q", err, tt.want)
 			case tt.want != "":
 				select {
-				case <-s.Lost():
+				case <-s.Done():
 				case <-time.After(time.Minute):
 					t.Error("the session with the lock goes on")
 				}

@@ -208,7 +208,7 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 	second := s.second.session
 	s.mu.Unlock()
 	if second != nil {
-		if second.Err() == nil {
+		if second.noAnswer() == nil {
 			return second, nil
 		}
 		second.Close()
@@ -328,15 +328,15 @@ func (s *Session) dependOn(second *Session) {
 	second.StartHeartbeat()
 	s.beating.Go(func() {
 		select {
-		case <-second.Lost():
-			cause := errors.Unwrap(second.Err())
+		case <-second.done:
+			cause := errors.Unwrap(second.noAnswer())
 			// An *Error comes from judgeCommit, and explains itself. With ErrStopped the standbys
 			// are not at fault.
 			if !errors.As(cause, new(*Error)) && !errors.Is(cause, ErrStopped) {
 				cause = fmt.Errorf("%w: %w", s.noQuorum(), cause)
 			}
 			s.fail(cause)
-		case <-s.lost:
+		case <-s.done:
 		case <-s.stop:
 		}
 	})

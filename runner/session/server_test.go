@@ -211,6 +211,40 @@ func TestLeaseAtTheServer(t *testing.T) {
 	testserver.Eventually(t, "the lock is free", func() bool { return take(t, other, 7) })
 }
 
+// TestCloseIsNoLoss: a session that its owner ends is not lost, whether a request is under way, sends
+// the goodbye, or follows.
+func TestCloseIsNoLoss(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	for name, ask := range map[string]func(s *session.Session) error{
+		"idle": func(*session.Session) error { return nil },
+		"parted": func(s *session.Session) error {
+			_, err := s.Ask(t.Context(), session.Request{SQL: []string{"SELECT 1"}, Last: true})
+			return err
+		},
+		"busy": func(s *session.Session) error {
+			go func() { _, _ = s.Query(t.Context(), "SELECT pg_sleep(1000) /* busy */") }()
+			eventually(t, "the request is under way", func() bool {
+				return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%/* busy */' AND pid <> pg_backend_pid()")[0] == "1"
+			})
+			return nil
+		},
+	} {
+		s := open(t, server.DSN("postgres"))
+		if err := ask(s); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		<-s.Done()
+		if err := s.Err(); err != nil {
+			t.Errorf("%s: lost: %v", name, err)
+		}
+		if _, err := s.Query(t.Context(), "SELECT 1"); err == nil {
+			t.Errorf("%s: a closed session answers", name)
+		}
+	}
+}
+
 func TestStandbyIsRefusedAndPrimaryIsFound(t *testing.T) {
 	primary := start(t, map[string]string{"wal_level": "replica"})
 	standby, remove, err := primary.Standby(nil, "")
@@ -255,7 +289,7 @@ func TestAgeOfYoungServer(t *testing.T) {
 	if err := backend.Signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	<-s.Lost()
+	<-s.Done()
 	eventually(t, "the crash of a backend shows", func() bool {
 		since, err := server.Query("postgres", "SELECT pg_postmaster_start_time() < '"+before+"' AND (SELECT stats_reset FROM pg_stat_bgwriter) > '"+before+"'")
 		return err == nil && since[0] == "t"
@@ -278,7 +312,7 @@ func TestErrorsAreSignsOfLife(t *testing.T) {
 	}})
 	s.StartHeartbeat()
 	select {
-	case <-s.Lost():
+	case <-s.Done():
 		t.Errorf("lost: %v", s.Err())
 	case <-time.After(2 * cfg.Lease):
 	}

@@ -8,9 +8,9 @@
 // within milliseconds. Another sends heartbeats, by which the server's silence is noticed.
 //
 // Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and
-// the reader), heartbeat.go (the lease), session.go (the loss, and the end). transaction.go and second.go are for
-// quorums and poolers, client.go for commands that only ask, limits.go for the server's other
-// connections.
+// the reader), heartbeat.go (the lease), session.go (the loss, and the end). transaction.go and
+// second.go are for poolers and quorums, client.go for commands that only ask, limits.go for the
+// server's other connections.
 package session
 
 import (
@@ -94,7 +94,7 @@ type Session struct {
 	beating       sync.WaitGroup
 	beatsInTurn   atomic.Bool // a heartbeat waits for the connection
 
-	lost     chan struct{}
+	done     chan struct{}
 	renewing sync.Mutex // held while renewed is written
 	renewed  chan boottime.Instant
 
@@ -107,17 +107,30 @@ type Session struct {
 
 	mu          sync.Mutex       // guards all fields below, and others whose comments say so
 	comment     describe.Comment // before every query
-	parting     bool             // the goodbye was sent with a request
+	state       state
 	current     *roundTrip       // the request that the reader's messages answer
 	provenAt    boottime.Instant // when the last answered request was sent
 	askedSince  boottime.Instant // when the first unanswered request was sent; if askedSince <= provenAt, no request is open
-	lostErr     error
+	end         error            // for requests that get no answer any more; nil before done is closed
 	heartbeat   Heartbeat
 	onAnswer    func()              // called by the reader after each answer
 	loginAnswer string              // the answer to cfg.LoginQuestion
 	lacks       string              // the characters that the server is known to lack: see encoding.go
 	hearers     map[string]hearFunc // by channel
 }
+
+// state says who ends the session, or has ended it:
+//
+//	open            → lost, closed
+//	open → parting  → closed        by the answer to the request; before it → lost
+type state int
+
+const (
+	open    state = iota
+	parting       // its owner, by a goodbye that was sent with a request (Request.Last)
+	closed        // its owner, by Close
+	lost          // the server or the network, or this process, which was late
+)
 
 // serverFacts are what the login, Begin and the second session have learned about the server.
 type serverFacts struct {
@@ -186,7 +199,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 		comment:   cfg.Comment,
 		onWire:    make(chan struct{}, 1),
 		stop:      make(chan struct{}),
-		lost:      make(chan struct{}),
+		done:      make(chan struct{}),
 		renewed:   make(chan boottime.Instant, 1),
 		provenAt:  c.now(), // a little late, since the login was sent before; no command starts before a later request is answered
 		heartbeat: Heartbeat{Every: leasetime.BeatEvery(cfg.Lease), Request: Request{SQL: []string{PlainBeatQuery}}},
@@ -209,15 +222,25 @@ func (s *Session) SetComment(comment describe.Comment) {
 // Begin.
 func (s *Session) BackendPID() uint32 { return s.pid.Load() }
 
-// Lost is closed when the session is gone, and its locks with it: Err says why. A session that was
-// ended by Close counts as lost, too, but not one that has ended with a request (Request.Last).
-func (s *Session) Lost() <-chan struct{} { return s.lost }
+// Done is closed when the session has ended, and its locks with it, by a loss or by Close.
+func (s *Session) Done() <-chan struct{} { return s.done }
 
-// Err is the cause of the loss, of type *LostError, or nil.
+// Err is the cause of the loss, of type *LostError. It is nil for a session that goes on, and for one
+// that its owner has ended.
 func (s *Session) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.lostErr
+	if s.state != lost {
+		return nil
+	}
+	return s.end
+}
+
+// noAnswer is the error of a request that gets no answer, since the session has ended.
+func (s *Session) noAnswer() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.end
 }
 
 // Deadline is the instant until which the session's locks are safe without any further
@@ -249,15 +272,18 @@ func belowTLS(conn net.Conn) net.Conn {
 	return conn
 }
 
-// fail records the first cause of a loss and signals it.
+// fail ends the session, unless it has ended. That is a loss, unless its owner has closed it.
 func (s *Session) fail(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lostErr != nil {
+	if s.end != nil {
 		return
 	}
-	s.lostErr = &LostError{Cause: cause, SilentFor: s.clock.now().Sub(s.provenAt)}
-	close(s.lost)
+	if s.state != closed {
+		s.state = lost
+	}
+	s.end = &LostError{Cause: cause, SilentFor: s.clock.now().Sub(s.provenAt)}
+	close(s.done)
 }
 
 // closeTimeout bounds a polite goodbye to a server that may be gone.
@@ -268,7 +294,10 @@ func (s *Session) Close() {
 	s.closeOnce.Do(func() {
 		close(s.stop)
 		s.mu.Lock()
-		goodbye, listens := s.parting, len(s.hearers) > 0
+		goodbye, listens := s.state == parting, len(s.hearers) > 0
+		if s.state != lost {
+			s.state = closed
+		}
 		s.mu.Unlock()
 		if !goodbye { // otherwise nothing is left to wait for, and this process may be about to end
 			goodbye = s.sayGoodbye()
@@ -278,6 +307,7 @@ func (s *Session) Close() {
 			s.awaitEnd()
 		}
 		_ = s.conn.Close()
+		s.fail(net.ErrClosed)
 	})
 }
 
@@ -295,12 +325,12 @@ func (s *Session) sayGoodbye() bool {
 	_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
 	s.beating.Wait() // from here on nobody else writes
 	s.mu.Lock()
-	pending, lost, second := s.current != nil, s.lostErr != nil, s.second.session
+	pending, ended, second := s.current != nil, s.end != nil, s.second.session
 	s.mu.Unlock()
 	if second != nil {
 		second.Close()
 	}
-	if lost {
+	if ended {
 		return false
 	}
 	if pending && s.cancel != nil {
@@ -312,7 +342,7 @@ func (s *Session) sayGoodbye() bool {
 		if s.cfg.Transaction {
 			select {
 			case s.onWire <- struct{}{}:
-			case <-s.lost:
+			case <-s.done:
 			case <-ctx.Done():
 			}
 		}

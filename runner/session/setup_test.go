@@ -76,7 +76,7 @@ func kindOf(err error) session.Kind {
 func await(t *testing.T, s *session.Session) {
 	t.Helper()
 	select {
-	case <-s.Lost():
+	case <-s.Done():
 	case <-time.After(30 * time.Second):
 		t.Fatal("the loss went unnoticed")
 	}

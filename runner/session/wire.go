@@ -124,11 +124,11 @@ func (s *Session) answer(ctx context.Context, rt *roundTrip) ([]Rows, error) {
 	select {
 	case <-silence.C:
 		s.fail(ErrSilent)
-		return nil, s.Err()
+		return nil, s.noAnswer()
 	case <-rt.result:
 		return rt.answers, rt.err
-	case <-s.lost:
-		return nil, s.Err()
+	case <-s.done:
+		return nil, s.noAnswer()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -142,8 +142,8 @@ func (s *Session) send(ctx context.Context, r Request) (*roundTrip, error) {
 	select {
 	case s.onWire <- struct{}{}:
 		return s.transmit(r)
-	case <-s.lost:
-		return nil, s.Err()
+	case <-s.done:
+		return nil, s.noAnswer()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -160,7 +160,10 @@ func (s *Session) transmit(r Request) (*roundTrip, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.mu.Lock()
-	s.current, s.parting = rt, s.parting || r.Last
+	s.current = rt
+	if r.Last && s.state == open {
+		s.state = parting
+	}
 	if s.askedSince <= s.provenAt {
 		s.askedSince = rt.sent
 	}
@@ -179,7 +182,7 @@ func (s *Session) transmit(r Request) (*roundTrip, error) {
 	if err := s.fe.Flush(); err != nil {
 		s.awaitReason(err)
 		s.fail(s.broken(fmt.Errorf("send: %w", networkCause(err))))
-		return nil, s.Err()
+		return nil, s.noAnswer()
 	}
 	return rt, nil
 }
@@ -192,7 +195,7 @@ func (s *Session) awaitReason(err error) {
 		return
 	}
 	select {
-	case <-s.lost:
+	case <-s.done:
 	case <-time.After(most):
 	}
 }
@@ -295,7 +298,7 @@ func (s *Session) read() {
 // request (Request.Last).
 func (s *Session) disconnected(rt *roundTrip, err error) {
 	s.mu.Lock()
-	parted := s.parting && rt == nil
+	parted := s.state == parting && rt == nil
 	s.mu.Unlock()
 	if parted {
 		return
