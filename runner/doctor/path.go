@@ -80,7 +80,7 @@ func (x *examination) tls(context.Context) checkup.Check {
 
 // hosts examines each of several hosts: after a failover another one counts.
 func (x *examination) hosts(ctx context.Context) {
-	list := splitHosts(x.cfg.Database)
+	list := session.EachHost(x.cfg.Database)
 	if len(list) < 2 {
 		return
 	}
@@ -130,18 +130,4 @@ func (x *examination) roleOf(ctx context.Context, database *pgconn.Config) (role
 		return "standby", row[1], nil
 	}
 	return "primary", row[1], nil
-}
-
-// splitHosts makes a configuration for each of cfg's hosts.
-func splitHosts(cfg *pgconn.Config) []*pgconn.Config {
-	var list []*pgconn.Config
-	for _, f := range session.Hosts(cfg) {
-		i := slices.IndexFunc(list, func(c *pgconn.Config) bool { return c.Host == f.Host && c.Port == f.Port })
-		if i >= 0 { // with another sslmode
-			list[i].Fallbacks = append(list[i].Fallbacks, f)
-			continue
-		}
-		list = append(list, session.WithHosts(cfg, []*pgconn.FallbackConfig{f}))
-	}
-	return list
 }

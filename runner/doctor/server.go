@@ -46,10 +46,9 @@ func (x *examination) server(ctx context.Context) checkup.Check {
 }
 
 func (x *examination) primary(ctx context.Context) checkup.Check {
-	row, err := x.row(ctx, 4, `SELECT pg_catalog.pg_is_in_recovery(),
+	row, err := x.row(ctx, 3, `SELECT pg_catalog.pg_is_in_recovery(),
 	extract(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.pg_postmaster_start_time())::bigint,
-	CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE `+session.TimelineSQL+` END,
-	CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE (`+session.AgeQuery+`) END`)
+	CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE `+session.TimelineSQL+` END`)
 	if err != nil {
 		return failed(err)
 	}
@@ -58,7 +57,7 @@ func (x *examination) primary(ctx context.Context) checkup.Check {
 	}
 	up, _ := strconv.Atoi(row[1])
 	seen := fmt.Sprintf("yes, up for %v, timeline %s", time.Duration(up)*time.Second, row[2])
-	age, err := session.ParseAge(row[3])
+	age, err := session.AskAge(ctx, x)
 	if err != nil {
 		return failed(err)
 	}

@@ -40,7 +40,8 @@ func (c *Candidate) begin() {
 		return
 	}
 	lost := c.last.Err()
-	c.cfg.Session.Database, c.front = session.Elsewhere(c.cfg.Session.Database, lost), lost != nil
+	c.cfg.Session.Database, _ = session.Elsewhere(c.cfg.Session.Database, lost)
+	c.front = lost != nil
 }
 
 // timeLeft is what is left of the wait.
@@ -218,11 +219,12 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
+	database, others := session.Elsewhere(cfg.Session.Database, err)
+	cfg.Session.Database = database
 	if isFull(err) {
 		c.foundFull = true
 	}
-	if cfg.Wait == 0 && p.hostsTried < session.HostsBeside(cfg.Session.Database, err) {
+	if cfg.Wait == 0 && p.hostsTried < others {
 		p.hostsTried++
 		c.returned = false // it is new there
 		return nil

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"net"
 	"path/filepath"
 	"slices"
@@ -14,8 +15,45 @@ func Hosts(database *pgconn.Config) []*pgconn.FallbackConfig {
 	return append([]*pgconn.FallbackConfig{{Host: database.Host, Port: database.Port, TLSConfig: database.TLSConfig}}, database.Fallbacks...)
 }
 
-// WithHosts returns a copy of the configuration with these hosts instead of its own.
-func WithHosts(database *pgconn.Config, hosts []*pgconn.FallbackConfig) *pgconn.Config {
+// EachHost returns a configuration for each host. With sslmode=prefer a host is tried twice, and
+// counts once.
+func EachHost(database *pgconn.Config) []*pgconn.Config {
+	var list []*pgconn.Config
+	for _, f := range Hosts(database) {
+		i := slices.IndexFunc(list, func(c *pgconn.Config) bool { return c.Host == f.Host && c.Port == f.Port })
+		if i >= 0 { // with another sslmode
+			list[i].Fallbacks = append(list[i].Fallbacks, f)
+			continue
+		}
+		list = append(list, withHosts(database, []*pgconn.FallbackConfig{f}))
+	}
+	return list
+}
+
+// Elsewhere returns the database with another host first, and how many others there are, if err is
+// one host's, and another may not give it: after a failover the primary that was left behind has no
+// standbys, but the new one may have some. Otherwise it returns the database as it is, and 0.
+func Elsewhere(database *pgconn.Config, err error) (next *pgconn.Config, others int) {
+	var e *Error
+	if !errors.As(err, &e) || e.at == nil {
+		return database, 0
+	}
+	there := configHosts(e.at)
+	hosts := Hosts(database)
+	slices.SortStableFunc(hosts, func(a, b *pgconn.FallbackConfig) int {
+		last := func(f *pgconn.FallbackConfig) int {
+			if f.Port == e.at.Port && slices.Contains(there, f.Host) {
+				return 1
+			}
+			return 0
+		}
+		return last(a) - last(b)
+	})
+	return withHosts(database, hosts), len(EachHost(database)) - 1
+}
+
+// withHosts returns a copy of the configuration with these hosts instead of its own.
+func withHosts(database *pgconn.Config, hosts []*pgconn.FallbackConfig) *pgconn.Config {
 	c := database.Copy()
 	c.Host, c.Port, c.TLSConfig, c.Fallbacks = hosts[0].Host, hosts[0].Port, hosts[0].TLSConfig, hosts[1:]
 	return c
@@ -49,7 +87,7 @@ func (r route) pin(database *pgconn.Config) *pgconn.Config {
 	if len(hosts) == 0 {
 		return database
 	}
-	c := WithHosts(database, hosts)
+	c := withHosts(database, hosts)
 	c.LookupFunc = func(context.Context, string) ([]string, error) { return []string{r.address}, nil }
 	return c
 }

@@ -27,16 +27,12 @@ func (s *Session) FollowedFor() (d time.Duration, promoted bool) {
 	return s.clock.now().Sub(s.facts.attached), s.facts.promoted
 }
 
-// LearnAge asks for evidence that the server is older than it seemed before: see AgeQuery. An error
+// LearnAge asks for evidence that the server is older than it seemed before: see AskAge. An error
 // that the session survives tells nothing.
 func (s *Session) LearnAge(ctx context.Context) error {
-	row, err := s.Row(ctx, 1, AgeQuery)
+	age, err := AskAge(ctx, s)
 	if err != nil {
 		return cmp.Or(s.Err(), context.Cause(ctx))
-	}
-	age, err := ParseAge(row[0])
-	if err != nil {
-		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,8 +73,21 @@ const undisturbedSQL = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
 	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN `
 
-// AgeQuery is a query for the age that ageInstantsSQL describes, in seconds, by all evidence that
-// there is. For a login it would take too long.
+// AskAge asks for the age that ageInstantsSQL describes, by all evidence that there is. For a login
+// it would take too long.
+func AskAge(ctx context.Context, on Connection) (time.Duration, error) {
+	rows, err := on.Query(ctx, ageQuery)
+	if err != nil {
+		return 0, err
+	}
+	row, err := rows.Only(1)
+	if err != nil {
+		return 0, err
+	}
+	return parseAge(row[0])
+}
+
+// ageQuery is AskAge's query, for the age in seconds.
 //
 // The last checkpoint of a server that was a standby may be of just now, though the promotion was
 // long ago. But a standby runs neither launcher, and vacuums and analyzes nothing. So the promotion
@@ -86,7 +95,7 @@ const undisturbedSQL = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 // standby that was shut down cleanly as a primary still has the statistics of that time. Only roles
 // with pg_read_all_stats see the launchers. A database may have a hundred thousand tables, hence
 // the limit.
-const AgeQuery = "SELECT " + undisturbedSQL + `greatest((` + promotedAgeQuery + `),
+const ageQuery = "SELECT " + undisturbedSQL + `greatest((` + promotedAgeQuery + `),
 	(SELECT extract(epoch FROM pg_catalog.clock_timestamp() - min(at)) FROM (
 		SELECT backend_start FROM pg_catalog.pg_stat_get_activity(NULL) WHERE backend_type IN ('autovacuum launcher', 'logical replication launcher')
 		UNION ALL
@@ -122,12 +131,12 @@ func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (tim
 	if err != nil {
 		return 0, err
 	}
-	promoted, err := ParseAge(row[0])
+	promoted, err := parseAge(row[0])
 	return min(age, promoted), err
 }
 
-// ParseAge reads the value of serverAgeSQL or AgeQuery.
-func ParseAge(seconds string) (time.Duration, error) {
+// parseAge reads the value of serverAgeSQL, promotedAgeQuery or ageQuery.
+func parseAge(seconds string) (time.Duration, error) {
 	age, err := strconv.ParseFloat(seconds, 64)
 	if err != nil {
 		return 0, unfit("", "the server's age %q is no number", seconds)

@@ -22,7 +22,7 @@ import (
 // It is empty if the error is another one.
 func lacking(err error, sql string) string {
 	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.Code != UntranslatableCharacter {
+	if !errors.As(err, &pgErr) || pgErr.Code != untranslatableCharacter {
 		return ""
 	}
 	// The words around the bytes are in the server's language.

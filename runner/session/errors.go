@@ -90,7 +90,7 @@ func rejection(pgErr *pgconn.PgError) *Error {
 		hint = "free space on the server"
 	case QueueFull(pgErr):
 		hint = "a session that listens and stays in a transaction keeps the queue full: end the oldest one in pg_stat_activity"
-	case pgErr.Code == ProgramLimitExceeded:
+	case pgErr.Code == programLimitExceeded:
 		hint = visible.Text(pgErr.Hint)
 	case revoked(pgErr):
 		hint = "by default every role may use that: grant EXECUTE on the function, or SELECT on the view, to this role again"
@@ -119,46 +119,6 @@ func Passing(err error) bool {
 	}
 	var lost *LostError
 	return errors.As(err, &lost)
-}
-
-// Elsewhere returns the database with another host first, if there is one and if it may not give
-// the same error: after a failover the primary that was left behind has no standbys, but the new
-// one may have some.
-func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
-	var e *Error
-	if !errors.As(err, &e) || e.at == nil {
-		return database
-	}
-	there := configHosts(e.at)
-	hosts := Hosts(database)
-	slices.SortStableFunc(hosts, func(a, b *pgconn.FallbackConfig) int {
-		last := func(f *pgconn.FallbackConfig) int {
-			if f.Port == e.at.Port && slices.Contains(there, f.Host) {
-				return 1
-			}
-			return 0
-		}
-		return last(a) - last(b)
-	})
-	return WithHosts(database, hosts)
-}
-
-// HostsBeside is how many hosts of the database may not give the same error: see Elsewhere. With
-// sslmode=prefer the configuration has each host twice.
-func HostsBeside(database *pgconn.Config, err error) int {
-	var e *Error
-	if !errors.As(err, &e) || e.at == nil {
-		return 0
-	}
-	type place struct {
-		host string
-		port uint16
-	}
-	hosts := map[place]bool{}
-	for _, f := range Hosts(database) {
-		hosts[place{f.Host, f.Port}] = true
-	}
-	return len(hosts) - 1
 }
 
 // connectError makes one line of the errors that pgconn returns for its attempts. For each address
@@ -199,7 +159,7 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 // full says whether a server has no connection left, or its socket's queue is full
 // (EAGAIN of unix(7)).
 func full(err error) bool {
-	return HasCode(err, TooManyConnections) || errors.Is(err, syscall.EAGAIN)
+	return HasCode(err, tooManyConnections) || errors.Is(err, syscall.EAGAIN)
 }
 
 // hostError is the reason why an attempt to connect to a host failed.
@@ -324,29 +284,29 @@ const (
 func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind Kind, hint string) {
 	text = ServerSays(e)
 	switch {
-	case e.Code == InvalidPassword && cfg.Password == "":
+	case e.Code == invalidPassword && cfg.Password == "":
 		return text, Denied, "no password was given: PGPASSWORD or the password file ~/.pgpass (mode 0600) may hold it"
-	case e.Code == InvalidPassword:
+	case e.Code == invalidPassword:
 		return text, Denied, "wrong or expired password, or no such role, or one without a password: only the server's log tells which"
-	case e.Code == InvalidAuthorizationSpecification && strings.Contains(e.Message, "does not exist"):
+	case e.Code == invalidAuthorizationSpecification && strings.Contains(e.Message, "does not exist"):
 		return text, Denied, "CREATE ROLE " + identifier(cfg.User) + " LOGIN; or is another role meant?"
-	case e.Code == InvalidAuthorizationSpecification && strings.Contains(e.Message, "not permitted to log in"):
+	case e.Code == invalidAuthorizationSpecification && strings.Contains(e.Message, "not permitted to log in"):
 		return text, Denied, "ALTER ROLE " + identifier(cfg.User) + " LOGIN"
-	case e.Code == InvalidAuthorizationSpecification && e.Routine == ofRole: // one of these two, in another language
+	case e.Code == invalidAuthorizationSpecification && e.Routine == ofRole: // one of these two, in another language
 		return text, Denied, "CREATE ROLE " + identifier(cfg.User) + " LOGIN or, if there is that role, ALTER ROLE " + identifier(cfg.User) + " LOGIN"
-	case e.Code == InvalidAuthorizationSpecification && cfg.User == "":
+	case e.Code == invalidAuthorizationSpecification && cfg.User == "":
 		return text, Denied, "this account has no name here: user= or PGUSER names the role"
 	case strings.HasPrefix(e.Code, classAuthorization): // a login trigger may give the code, too, and a hint
 		return text, Denied, cmp.Or(visible.Text(e.Hint), "pg_hba.conf on the server says who may log in from where")
-	case e.Code == InvalidCatalogName && strings.TrimSpace(cfg.Database) != cfg.Database: // such as a file's last line end
+	case e.Code == invalidCatalogName && strings.TrimSpace(cfg.Database) != cfg.Database: // such as a file's last line end
 		return text, Denied, fmt.Sprintf("the connection string has blanks or a line's end in the name: %q", cfg.Database)
-	case e.Code == InvalidCatalogName:
+	case e.Code == invalidCatalogName:
 		return text, Denied, "--dsn, PGLEAD_DSN, DATABASE_URL or PGDATABASE names the database; psql -l lists them"
 	case e.Code == InsufficientPrivilege && (strings.Contains(e.Message, "permission denied for database") || e.Routine == ofDatabase):
 		return text, Denied, "GRANT CONNECT ON DATABASE " + databaseOf(cfg) + " TO " + identifier(cfg.User)
-	case e.Code == ObjectNotInPrerequisiteState && (strings.Contains(e.Message, "not currently accepting connections") || e.Routine == ofDatabase):
+	case e.Code == objectNotInPrerequisiteState && (strings.Contains(e.Message, "not currently accepting connections") || e.Routine == ofDatabase):
 		return text, Denied, "ALTER DATABASE " + databaseOf(cfg) + " ALLOW_CONNECTIONS true"
-	case e.Code == TooManyConnections:
+	case e.Code == tooManyConnections:
 		return text, Unreachable, fullHint(e, cfg)
 	case passes(e):
 		return text, Unreachable, visible.Text(e.Hint)

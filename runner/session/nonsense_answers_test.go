@@ -142,9 +142,9 @@ func TestCommitElsewhere(t *testing.T) {
 	}
 }
 
-// TestHostsBeside: sslmode=prefer, the default, makes two attempts of each host, which are one
+// TestOtherHosts: sslmode=prefer, the default, makes two attempts of each host, which are one
 // host.
-func TestHostsBeside(t *testing.T) {
+func TestOtherHosts(t *testing.T) {
 	for dsn, want := range map[string]int{
 		"host=a": 0, "host=a,b": 1, "host=a,a port=1,2": 1, "host=a,b,c sslmode=disable": 2,
 	} {
@@ -153,10 +153,10 @@ func TestHostsBeside(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := &Session{cfg: Config{Database: database}}
-		if got := HostsBeside(database, s.noQuorum()); got != want {
+		if _, got := Elsewhere(database, s.noQuorum()); got != want {
 			t.Errorf("%s: %d others, want %d", dsn, got, want)
 		}
-		if got := HostsBeside(database, ErrSilent); got != 0 {
+		if _, got := Elsewhere(database, ErrSilent); got != 0 {
 			t.Errorf("%s: %d others, though the error is not of one host", dsn, got)
 		}
 	}

@@ -38,7 +38,7 @@ func TestSecondRefused(t *testing.T) {
 	for want, refused := range map[string]*pgconn.PgError{
 		"leave one free":          {Code: "08P01", Message: "query_wait_timeout"},
 		"free space":              {Code: DiskFull, Message: "could not extend file"},
-		"vacuum that database in": {Code: ProgramLimitExceeded, Message: "no more transaction numbers", Hint: "Stop the postmaster and vacuum that database in single-user mode."},
+		"vacuum that database in": {Code: programLimitExceeded, Message: "no more transaction numbers", Hint: "Stop the postmaster and vacuum that database in single-user mode."},
 	} {
 		var e *Error
 		if !errors.As(s.secondError(refused), &e) || e.Kind != Unreachable || !strings.Contains(e.Hint, want) {

@@ -12,25 +12,25 @@ import (
 // https://www.postgresql.org/docs/current/errcodes-appendix.html
 const (
 	FeatureNotSupported               = "0A000"
-	UntranslatableCharacter           = "22P05"
+	untranslatableCharacter           = "22P05"
 	ReadOnlySQLTransaction            = "25006"
 	IdleInTransactionSessionTimeout   = "25P03"
-	InvalidAuthorizationSpecification = "28000"
-	InvalidPassword                   = "28P01"
-	InvalidCatalogName                = "3D000" // no such database
-	InvalidSchemaName                 = "3F000"
+	invalidAuthorizationSpecification = "28000"
+	invalidPassword                   = "28P01"
+	invalidCatalogName                = "3D000" // no such database
+	invalidSchemaName                 = "3F000"
 	DependentObjectsStillExist        = "2BP01"
 	SerializationFailure              = "40001"
 	DeadlockDetected                  = "40P01"
 	InsufficientPrivilege             = "42501"
 	WrongObjectType                   = "42809"
-	UndefinedFunction                 = "42883"
-	UndefinedTable                    = "42P01"
+	undefinedFunction                 = "42883"
+	undefinedTable                    = "42P01"
 	DiskFull                          = "53100"
 	OutOfMemory                       = "53200"
-	TooManyConnections                = "53300"
-	ProgramLimitExceeded              = "54000" // the queue of notifications is full, or the transaction numbers are used up
-	ObjectNotInPrerequisiteState      = "55000"
+	tooManyConnections                = "53300"
+	programLimitExceeded              = "54000" // the queue of notifications is full, or the transaction numbers are used up
+	objectNotInPrerequisiteState      = "55000"
 	LockNotAvailable                  = "55P03"
 	QueryCanceled                     = "57014"
 )
@@ -54,14 +54,14 @@ func HasCode(err error, codes ...string) bool {
 // Undefined says whether the server has rejected a statement because it has no such schema, table
 // or function.
 func Undefined(err error) bool {
-	return HasCode(err, InvalidSchemaName, UndefinedTable, UndefinedFunction)
+	return HasCode(err, invalidSchemaName, undefinedTable, undefinedFunction)
 }
 
 // QueueFull says whether the server has rejected a NOTIFY because its queue of notifications is
 // full. The server translates the message, but not that word.
 func QueueFull(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == ProgramLimitExceeded && strings.Contains(pgErr.Message, "NOTIFY")
+	return errors.As(err, &pgErr) && pgErr.Code == programLimitExceeded && strings.Contains(pgErr.Message, "NOTIFY")
 }
 
 // QueueUsageSQL is an SQL expression for the part of the queue of notifications that is in use,
@@ -79,5 +79,5 @@ func passes(e *pgconn.PgError) bool {
 			return true
 		}
 	}
-	return e.Code == QueryCanceled || e.Code == ProgramLimitExceeded
+	return e.Code == QueryCanceled || e.Code == programLimitExceeded
 }

@@ -35,7 +35,7 @@ func (s *Session) Begin(ctx context.Context, take string) (value string, err err
 	if err != nil {
 		return "", NotPostgreSQL()
 	}
-	age, err := ParseAge(row[2])
+	age, err := parseAge(row[2])
 	if err != nil {
 		return "", err
 	}
