@@ -49,11 +49,11 @@ func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
 // sleep pauses without a lock, unless a signal asks this process to end.
 func (p *process) sleep(cfg Config, d time.Duration) error {
 	cfg.Lock.SayAttemptAfter(d)
-	ctx, listener := interruptible(p.caught)
+	ctx, taker := interruptible(p.caught)
 	if d > 0 {
 		cfg.CommandObserver.sayNextTry(time.Now().Add(d))
 		pace.Sleep(ctx, d)
 	}
-	listener.handOver() // first, since a last signal may still end ctx
+	taker.handOver() // first, since a last signal may still end ctx
 	return context.Cause(ctx)
 }

@@ -94,15 +94,15 @@ func (r *run) reportLoss() {
 // untilSignal calls f with a context that ends when a signal asks this process to end. The call may
 // take as long as the lock-delay.
 func (r *run) untilSignal(f func(context.Context)) {
-	ctx, listener := interruptible(r.signals)
+	ctx, taker := interruptible(r.signals)
 	f(ctx)
-	r.stopListening(ctx, listener)
+	r.stopTaking(ctx, taker)
 }
 
-// stopListening ends a listener, and notes whether a signal has ended its context. The listener has
-// taken that signal from the channel, so nobody else will see it.
-func (r *run) stopListening(ctx context.Context, l *listener) {
-	l.handOver()
+// stopTaking ends a signalTaker, and notes whether a signal has ended its context. That signal was
+// taken from the channel, so nobody else will see it.
+func (r *run) stopTaking(ctx context.Context, taker *signalTaker) {
+	taker.handOver()
 	if ctx.Err() != nil {
 		r.asked |= BySignal
 	}

@@ -52,8 +52,8 @@ type run struct {
 	cfg Config // this run's settings; in each, one item's keys, command and environment
 	log *slog.Logger
 
-	listener *listener        // takes the signals until the command runs; if nil, they stay in their channel
-	signals  <-chan os.Signal // for the command
+	taker   *signalTaker     // takes the signals until the command runs; if nil, they stay in their channel
+	signals <-chan os.Signal // for the command
 
 	held          *lock.Held
 	guard         *child.Guard
@@ -65,14 +65,14 @@ type run struct {
 
 // once takes the lock, runs the command once, and releases the lock.
 func (p *process) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, err error) {
-	ctx, listener := interruptible(p.caught)
-	r := &run{process: p, cfg: cfg, log: cfg.Lock.Log, listener: listener, signals: p.caught}
+	ctx, taker := interruptible(p.caught)
+	r := &run{process: p, cfg: cfg, log: cfg.Lock.Log, taker: taker, signals: p.caught}
 	if err = r.acquire(ctx, candidate); err == nil {
 		defer r.held.Close()
 		outcome, err = r.runCommand(ctx)
 	}
 	if r.child == nil { // else supervise got the signals, and knows whether they asked for the end
-		r.stopListening(ctx, listener)
+		r.stopTaking(ctx, taker)
 	}
 	if r.held != nil {
 		r.finish(err)
@@ -104,7 +104,7 @@ func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	about := append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)
 	r.log.Log(ctx, lock.LevelNotice, "lock acquired", about...)
 	r.hook(hookAcquired, nil)
-	r.listener.keep()
+	r.taker.keep()
 	s, err := r.startSupervised(ctx)
 	if err != nil {
 		r.held.SetEnd(endUnstarted(err))
@@ -141,7 +141,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	r.child = c
 	s := &supervision{
 		cfg: &r.cfg, log: r.log, held: r.held, command: c, terminal: terminal, began: began, started: time.Now(),
-		renewed: r.held.Renewed(), signals: r.signals, kept: r.listener.handOver(),
+		renewed: r.held.Renewed(), signals: r.signals, kept: r.taker.handOver(),
 		onLoss: func(reason error) { r.hook(hookLost, reason) }, lossLevel: r.lossLevel,
 	}
 	r.log.Info("command started", "event", "started", "pid", c.PID())

@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestListener has signals come before the command starts, while it is being
+// TestSignalTaker has signals come before the command starts, while it is being
 // started, and when it runs.
-func TestListener(t *testing.T) {
+func TestSignalTaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		signals := make(chan os.Signal, 64)
-		ctx, l := interruptible(signals)
+		ctx, taker := interruptible(signals)
 		hears := func(sig unix.Signal, interrupted bool) {
 			t.Helper()
 			signals <- sig
@@ -26,7 +26,7 @@ func TestListener(t *testing.T) {
 			}
 		}
 		hears(unix.SIGUSR1, false)
-		l.keep()
+		taker.keep()
 		hears(unix.SIGUSR2, false)
 		hears(unix.SIGTERM, true)
 		hears(unix.SIGINT, true)
@@ -37,7 +37,7 @@ func TestListener(t *testing.T) {
 		want := []unix.Signal{unix.SIGUSR2, unix.SIGTERM, unix.SIGINT}
 		for range 2 {
 			var kept []unix.Signal
-			for _, sig := range l.handOver() {
+			for _, sig := range taker.handOver() {
 				kept = append(kept, sig.Signal)
 			}
 			if !slices.Equal(kept, want) {
@@ -47,20 +47,20 @@ func TestListener(t *testing.T) {
 		signals <- unix.SIGHUP
 		synctest.Wait()
 		if len(signals) != 1 {
-			t.Error("the listener takes signals that are left to somebody else")
+			t.Error("the signalTaker takes signals that are left to somebody else")
 		}
 	})
 }
 
 // TestUntilSignal: a report about a run that was never started ends with the next signal, though
-// that run's own listener was there first.
+// that run's own signalTaker was there first.
 func TestUntilSignal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		signals := make(chan os.Signal, 64)
-		ctx, l := interruptible(signals)
+		ctx, taker := interruptible(signals)
 		synctest.Wait()
-		r := &run{listener: l, signals: signals}
-		r.stopListening(ctx, l)
+		r := &run{taker: taker, signals: signals}
+		r.stopTaking(ctx, taker)
 		r.untilSignal(func(ctx context.Context) {
 			synctest.Wait() // whoever listens waits for the signal
 			signals <- unix.SIGTERM
@@ -75,21 +75,21 @@ func TestUntilSignal(t *testing.T) {
 	})
 }
 
-// TestListenerKeeps: when keep returns while a signal comes, the signal has ended the context, or
+// TestSignalTakerKeeps: when keep returns while a signal comes, the signal has ended the context, or
 // will be kept.
-func TestListenerKeeps(t *testing.T) {
+func TestSignalTakerKeeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		signals, stop, goOn := make(chan os.Signal, 64), make(chan struct{}), make(chan struct{})
-		l := newListener(stop)
+		taker := newSignalTaker(stop)
 		interrupted, kept := false, false
-		go l.listen(signals, stop, func(error) {
+		go taker.take(signals, stop, func(error) {
 			<-goOn
 			interrupted = true
 		})
 		signals <- unix.SIGTERM
 		synctest.Wait()
 		go func() {
-			l.keep()
+			taker.keep()
 			kept = true
 		}()
 		synctest.Wait()
@@ -98,7 +98,7 @@ func TestListenerKeeps(t *testing.T) {
 		}
 		close(goOn)
 		synctest.Wait()
-		if !kept || !interrupted || len(l.handOver()) != 0 {
+		if !kept || !interrupted || len(taker.handOver()) != 0 {
 			t.Errorf("kept %t, interrupted %t", kept, interrupted)
 		}
 	})

@@ -88,7 +88,7 @@ func TestLostBeforeStart(t *testing.T) {
 }
 
 // TestSignalAfterLoss: a session is lost before the command starts, and a signal ends the report of
-// that. Lead has to know of the signal, though the run has had another listener before.
+// that. Lead has to know of the signal, though the run has had another signalTaker before.
 func TestSignalAfterLoss(t *testing.T) {
 	server := testserver.Start(t, nil)
 	guards, err := child.NewGuards()
