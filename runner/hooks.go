@@ -111,7 +111,7 @@ func (p *process) runHook(env []string, command string, warn func(what string)) 
 		}
 	}
 	switch result := c.Result(); {
-	case result.Ending == child.LeaseOver, result.Ending == child.Killed, result.Ending == child.GuardLate:
+	case result.Ending == child.LeaseOver, result.Ending == child.ByOrder, result.Ending == child.GuardLate:
 		return fmt.Errorf("killed, since it took longer than %v", hookMost)
 	case result.Ending != child.Exited:
 		return errors.New("killed")

@@ -26,11 +26,10 @@ type process struct {
 
 // begin prepares this process for commands and signals.
 func begin(cfg Config) (*process, error) {
-	guards, err := child.NewGuards()
+	guards, err := child.NewGuards(cfg.Stdin)
 	if err != nil {
 		return nil, err
 	}
-	guards.Stdin = cfg.Stdin
 	guards.ReapOrphans()
 	p := &process{guards: guards}
 	p.caught, p.catching = child.Signals()

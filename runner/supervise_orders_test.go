@@ -110,7 +110,7 @@ func inOrder(t *testing.T, order []step) {
 	for i, step := range order {
 		switch step.name {
 		case "loss":
-			result = child.Result{Ending: child.Killed, Killed: 2}
+			result = child.Result{Ending: child.ByOrder, Killed: 2}
 			last = fmt.Sprintf(`%v level=INFO msg="command killed" event=killed ran=%v processes=2`, end, end)
 			want.outcome.Status, want.outcome.Ran = 0, 0
 			want.err = "*runner.LockLostError: the lock in db:5432/app was lost (last known held 9s before): the server does not answer; " +

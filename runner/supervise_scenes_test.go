@@ -178,7 +178,7 @@ func TestRequests(t *testing.T) {
 		},
 		"nothing waits for who asks to step down": {
 			prepare:   func(s *scene) { s.fate.askerLate = 10 * sec },
-			incidents: []incident{{1 * sec, asksToStepDown}, {2 * sec, loses(errCut)}, {3 * sec, exits(child.Result{Ending: child.Killed, Killed: 1})}},
+			incidents: []incident{{1 * sec, asksToStepDown}, {2 * sec, loses(errCut)}, {3 * sec, exits(child.Result{Ending: child.ByOrder, Killed: 1})}},
 			want: expectation{err: isLost + lost(silence, "was killed"), transcript: `
 2s told of the loss
 2s` + lossLine + `
@@ -223,7 +223,7 @@ func TestReports(t *testing.T) {
 		"what can't be killed is said again when the lock is lost": {
 			incidents: []incident{
 				{3 * sec, reports(child.Event{Unkillable: "nfs (12)"})}, {4 * sec, loses(errCut)},
-				{5 * sec, reports(child.Event{Unkillable: "fuse (13)"})}, {60 * sec, exits(child.Result{Ending: child.Killed, Killed: 2})},
+				{5 * sec, reports(child.Event{Unkillable: "fuse (13)"})}, {60 * sec, exits(child.Result{Ending: child.ByOrder, Killed: 2})},
 			},
 			want: expectation{err: isLost + lost(silence, "was killed with all that it had started, 2 processes"), transcript: `
 3s level=ERROR msg="these processes can't be killed, and the lock stays held while they live: nfs (12)" event=unkillable

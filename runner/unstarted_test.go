@@ -91,7 +91,7 @@ func TestLostBeforeStart(t *testing.T) {
 // that. Lead has to know of the signal, though the run has had another signalTaker before.
 func TestSignalAfterLoss(t *testing.T) {
 	server := testserver.Start(t, nil)
-	guards, err := child.NewGuards()
+	guards, err := child.NewGuards(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -103,6 +103,20 @@ type Result struct {
 	Killed int             // how many processes had to be killed
 }
 
+// Ending is why a tree ended.
+type Ending int64
+
+// The endings, and what each means.
+const (
+	Exited       Ending = iota // the command ended by itself, or by a signal that was meant for it
+	ByOrder                    // pglead ordered it: Kill, or TellLost
+	LeaseOver                  // pglead has not renewed the deadline: the lock may be lost
+	SocketClosed               // the server closed the lock's connection
+	pgleadGone                 // pglead is dead, so nobody reads this
+	GuardDied                  // the guard was killed, and then the tree; pglead, not the guard, finds that
+	GuardLate                  // the guard did not carry out an order in time: pglead killed it, and then the tree
+)
+
 // Event is something that happens to a child before its end. One field is set.
 type Event struct {
 	// Stopped is the signal that stopped the command.

@@ -53,7 +53,7 @@ func tryGuard() checkup.Check {
 		return checkup.Notef("", "not tried: there is no sh on this machine")
 	}
 	began := time.Now()
-	guards, err := NewGuards()
+	guards, err := NewGuards(nil)
 	if err != nil {
 		return checkup.Failf(advice, "%s", err)
 	}

@@ -241,16 +241,16 @@ func (g *guardProcess) obey() {
 	k, body, err := readMessage(blocking{g.fd})
 	if err != nil {
 		g.orphaned = true
-		g.decideKill(PgleadGone)
+		g.decideKill(pgleadGone)
 		return
 	}
 	switch k {
 	case msgSignal:
 		g.signal(unix.Signal(number(body)))
 	case msgKill:
-		g.decideKill(Killed)
+		g.decideKill(ByOrder)
 	case msgLost:
-		g.terminate(Killed)
+		g.terminate(ByOrder)
 	}
 }
 

@@ -44,7 +44,7 @@ func (g *guardProcess) start() (err error) {
 		return err
 	}
 	if err := writeStartAnswer(blocking{g.fd}, msgStarted, int64(g.pid), born); err != nil {
-		g.decideKill(PgleadGone)
+		g.decideKill(pgleadGone)
 	}
 	return nil
 }

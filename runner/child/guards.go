@@ -15,9 +15,7 @@ import (
 // Guards starts guards. When a guard is killed, the processes below it become this
 // process's children, and Guards ends them.
 type Guards struct {
-	// Stdin is the commands' standard input; nil means this process's own.
-	Stdin *os.File
-
+	input    *os.File      // the commands' standard input, or nil
 	cgroup   func() string // this process's control group
 	reusable func() bool   // whether guards may have several commands
 	threads  func() (reserved <-chan struct{})
@@ -35,8 +33,9 @@ type NoProcError struct{ seen string }
 
 func (e *NoProcError) Error() string { return "start the guard process: " + e.seen }
 
-// NewGuards makes this process the parent of whatever a guard leaves behind.
-func NewGuards() (*Guards, error) {
+// NewGuards makes this process the parent of whatever a guard leaves behind. stdin is the commands'
+// standard input; nil means this process's own.
+func NewGuards(stdin *os.File) (*Guards, error) {
 	if err := checkProc(); err != nil {
 		return nil, err
 	}
@@ -44,6 +43,7 @@ func NewGuards() (*Guards, error) {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
 	gs := &Guards{
+		input:    stdin,
 		before:   children(nil),
 		cgroup:   sync.OnceValue(ownCgroup),
 		reusable: sync.OnceValue(noTerminal),
@@ -72,10 +72,10 @@ func (gs *Guards) Start(socket syscall.Conn) (*Guard, error) {
 
 // stdin is the descriptor for the commands' standard input.
 func (gs *Guards) stdin() uintptr {
-	if gs.Stdin == nil {
+	if gs.input == nil {
 		return 0
 	}
-	return gs.Stdin.Fd()
+	return gs.input.Fd()
 }
 
 // ownChildren are this process's children except for orphans of dead guards. The caller

@@ -24,7 +24,7 @@ const noFiles = 4
 func TestKillWithoutDescriptors(t *testing.T) {
 	for name, adjust := range map[string]func(*child.Guards){"may have a group": func(*child.Guards) {}, "no group": child.GiveNoGroups} {
 		t.Run(name, func(t *testing.T) {
-			guards, err := child.NewGuards()
+			guards, err := child.NewGuards(nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -53,7 +53,7 @@ func TestKillWithoutDescriptors(t *testing.T) {
 			c.Kill()
 			r := await(t, c)
 			assertDead(t, pids)
-			if r.Ending != child.Killed || r.Killed < len(pids) {
+			if r.Ending != child.ByOrder || r.Killed < len(pids) {
 				t.Errorf("%+v, want at least %d killed", r, len(pids))
 			}
 		})

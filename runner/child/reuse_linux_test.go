@@ -211,8 +211,8 @@ func TestOrdersAreNotForTheNext(t *testing.T) {
 func TestAgainKills(t *testing.T) {
 	const breadth = 5
 	for name, kill := range map[string]func(*child.Child) child.Ending{
-		"an order": func(c *child.Child) child.Ending { c.Kill(); return child.Killed },
-		"the loss": func(c *child.Child) child.Ending { c.TellLost(); return child.Killed },
+		"an order": func(c *child.Child) child.Ending { c.Kill(); return child.ByOrder },
+		"the loss": func(c *child.Child) child.Ending { c.TellLost(); return child.ByOrder },
 		"the guard": func(c *child.Child) child.Ending {
 			_ = unix.Kill(child.GuardPID(c), unix.SIGKILL)
 			return child.GuardDied

@@ -132,7 +132,7 @@ func far() boottime.Instant { return boottime.Now().Add(time.Hour) }
 
 func newGuard(tb testing.TB, socket syscall.Conn) *child.Guard {
 	tb.Helper()
-	guards, err := child.NewGuards()
+	guards, err := child.NewGuards(nil)
 	if err != nil {
 		tb.Fatal(err)
 	}

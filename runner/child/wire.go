@@ -176,20 +176,7 @@ func (r *startRequest) decode(b []byte) error {
 	return nil
 }
 
-// Ending is why the tree ended.
-type Ending int64
-
-// The endings, and what each means.
-const (
-	Exited       Ending = iota // the command ended by itself, or by a signal that was meant for it
-	Killed                     // pglead asked for it
-	LeaseOver                  // pglead has not renewed the deadline: the lock may be lost
-	SocketClosed               // the server closed the lock's connection
-	PgleadGone                 // pglead is dead
-	GuardDied                  // the guard was killed, and then the tree; pglead, not the guard, finds that
-	GuardLate                  // the guard did not carry out an order in time: pglead killed it, and then the tree
-)
-
+// doneReport is the end of a tree as its guard has seen it.
 type doneReport struct {
 	Ending Ending
 	Status uint32 // the command's wait status
