@@ -71,31 +71,8 @@ func ParseDSN(dsn, source string, warn ...func(message, hint string)) (*pgconn.C
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(params)) {
-		value := params[name]
-		switch name {
-		case "hostaddr":
-		case "options":
-			cfg.RuntimeParams[name] = value
-		case "ssl_min_protocol_version", "ssl_max_protocol_version":
-			if err := limitTLS(cfg, name, value); err != nil {
-				return nil, bad("", "%s", err)
-			}
-		case "gssencmode":
-			if value == "require" {
-				return nil, bad("use sslmode=require for an encrypted connection", "gssencmode=require is not supported")
-			}
-		case "sslcrl", "sslcrldir", "requirepeer", "replication", "scram_client_key", "scram_server_key", "requiressl":
-			if value != "" && value != "0" {
-				return nil, bad("", "%s is not supported, and dropping it would be no favour", name)
-			}
-		default:
-			if !dropped(name) {
-				if strings.Trim(name, lowerCase+"_") != "" {
-					name = "(not shown: it may be part of a password)"
-				}
-				return nil, bad("psql doesn't know it either; settings go into options=-cNAME=VALUE",
-					"unknown connection parameter %s", name)
-			}
+		if hint, err := applyParameter(cfg, name, params[name]); err != nil {
+			return nil, bad(hint, "%s", err)
 		}
 	}
 	// Server messages and keys are UTF-8, whatever the database's encoding is. Every
@@ -107,6 +84,35 @@ func ParseDSN(dsn, source string, warn ...func(message, hint string)) (*pgconn.C
 		}
 	}
 	return cfg, nil
+}
+
+// applyParameter honours, drops or refuses a parameter that pgconn doesn't know, other than
+// withHostAddr's. After a refusal it returns a hint, too.
+func applyParameter(cfg *pgconn.Config, name, value string) (hint string, err error) {
+	switch name {
+	case "hostaddr":
+	case "options":
+		cfg.RuntimeParams[name] = value
+	case "ssl_min_protocol_version", "ssl_max_protocol_version":
+		return "", limitTLS(cfg, name, value)
+	case "gssencmode":
+		if value == "require" {
+			return "use sslmode=require for an encrypted connection", errors.New("gssencmode=require is not supported")
+		}
+	case "sslcrl", "sslcrldir", "requirepeer", "replication", "scram_client_key", "scram_server_key", "requiressl":
+		if value != "" && value != "0" {
+			return "", fmt.Errorf("%s is not supported, and dropping it would be no favour", name)
+		}
+	default:
+		if dropped(name) {
+			break
+		}
+		if strings.Trim(name, lowerCase+"_") != "" {
+			name = "(not shown: it may be part of a password)"
+		}
+		return "psql doesn't know it either; settings go into options=-cNAME=VALUE", fmt.Errorf("unknown connection parameter %s", name)
+	}
+	return "", nil
 }
 
 // howToWrite is the hint for a malformed string. It quotes nothing from the string, which may

@@ -54,8 +54,9 @@ func asIsSQL(pg *pgconn.PgConn, local bool) string {
 	return setSQL(local, [][2]string{{"client_encoding", "SQL_ASCII"}})
 }
 
-// AsIsSQL is asIsSQL for a transaction. A session through a pooler has no setting of its own for
-// that.
+// AsIsSQL is an SQL expression by which the server sends texts as they are, for the length of the
+// transaction, if the database's encoding is SQL_ASCII: see asIsSQL. A session through a pooler has
+// no setting of its own for that.
 func (s *Session) AsIsSQL() string { return s.asIs }
 
 // failure is the server's error about one of a request's queries.

@@ -24,7 +24,7 @@ func ReadLimits(ctx context.Context, on Connection) (Limits, error) {
 	return Limits{Server: n[0], role: n[1], database: n[2]}, err
 }
 
-// Room counts the connections. It asks the functions behind the views, since a new backend would
+// Room says how many connections are free. It asks the functions behind the views, since a new backend would
 // have to read the views' definitions first.
 func (l Limits) Room(ctx context.Context, on Connection) (Room, error) {
 	ofRole, ofDatabase := "0", "0"

@@ -8,8 +8,8 @@
 // within milliseconds. Another sends heartbeats, by which the server's silence is noticed.
 //
 // Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and
-// the reader), heartbeat.go (the lease), session.go (the loss, and the end). transaction.go and
-// second.go are for poolers and quorums, client.go for commands that only ask, limits.go for the
+// the reader), heartbeat.go (the lease), session.go (the loss, and the end). transaction.go, second.go
+// and quorum.go are for poolers and quorums, client.go for commands that only ask, limits.go for the
 // server's other connections.
 package session
 
@@ -61,7 +61,7 @@ type Config struct {
 	FirstTry, LoginQuestion string
 
 	// Quorum adds a second session, whose heartbeats wait for the synchronous standbys: see
-	// second.go.
+	// quorum.go.
 	Quorum bool
 }
 
