@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
 )
 
@@ -102,7 +101,7 @@ func (e *each) relay(stopped <-chan struct{}) {
 	for {
 		select {
 		case sig := <-e.process.caught:
-			if child.Interrupts(sig.(unix.Signal)) {
+			if interrupts(sig.(unix.Signal)) {
 				e.cancel(&InterruptedError{Signal: sig.(unix.Signal), OfList: true})
 				e.hurry()
 			}

@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pglead/pglead/runner/child"
 )
 
 // linger keeps the lock after the command has ended: for the rest of --min-hold, or until somebody
@@ -50,7 +49,7 @@ func (s *supervision) linger() (asked Asked) {
 			}
 			return ByStepDown
 		case sig := <-s.signals:
-			if child.Interrupts(sig.(unix.Signal)) {
+			if interrupts(sig.(unix.Signal)) {
 				return BySignal
 			}
 		}

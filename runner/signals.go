@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/boottime"
-	"github.com/pglead/pglead/runner/child"
 )
 
 // One channel has all signals (process.caught). Who takes them, and what they do, in order:
@@ -63,7 +62,7 @@ func (t *signalTaker) take(signals <-chan os.Signal, stop <-chan struct{}, cance
 			if keeping && len(t.kept) < cap(signals) {
 				t.kept = append(t.kept, keptSignal{sig.(unix.Signal), boottime.Now()})
 			}
-			if child.Interrupts(sig.(unix.Signal)) {
+			if interrupts(sig.(unix.Signal)) {
 				cancel(&InterruptedError{Signal: sig.(unix.Signal)})
 			}
 		case <-stop:
@@ -90,4 +89,20 @@ func (t *signalTaker) handOver() (kept []keptSignal) {
 	t.close()
 	<-t.closed
 	return t.kept
+}
+
+// asksToEnd says whether a signal asks a command to end, and this process with it. HUP and QUIT may
+// not: a daemon reloads its configuration on HUP, and a virtual machine lists its threads on QUIT.
+// If the command dies of one of them, that signal counts as having asked for the end. The meaning
+// of other signals is up to the command.
+func asksToEnd(sig unix.Signal) bool { return sig == unix.SIGTERM || sig == unix.SIGINT }
+
+// interrupts says whether a signal ends this process while no command runs. (Only a command could
+// give the signal another meaning.)
+func interrupts(sig unix.Signal) bool {
+	switch sig {
+	case unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGCONT:
+		return false
+	}
+	return true
 }

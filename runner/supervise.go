@@ -183,7 +183,7 @@ func (s *supervision) logLoss(message string, reason error) {
 
 // signalled notes a signal that the command has received.
 func (s *supervision) signalled(sig unix.Signal) {
-	if !child.AsksToEnd(sig) {
+	if !asksToEnd(sig) {
 		if !slices.Contains(s.received, sig) {
 			s.received = append(s.received, sig)
 		}

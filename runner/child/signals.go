@@ -47,22 +47,6 @@ func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
 	return c, all
 }
 
-// AsksToEnd says whether a signal asks a command to end, and this process with it. HUP and QUIT may
-// not: a daemon reloads its configuration on HUP, and a virtual machine lists its threads on QUIT.
-// If the command dies of one of them, that signal counts as having asked for the end. The meaning
-// of other signals is up to the command.
-func AsksToEnd(sig unix.Signal) bool { return sig == unix.SIGTERM || sig == unix.SIGINT }
-
-// Interrupts says whether a signal ends this process while no command runs. (Only a command could
-// give the signal another meaning.)
-func Interrupts(sig unix.Signal) bool {
-	switch sig {
-	case unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGCONT:
-		return false
-	}
-	return true
-}
-
 // DieOf ends this process by the signal that the command died of, so that the parent
 // sees that: only then does Ctrl-C end a shell's loop. DieOf returns if that is
 // impossible, as in the first process of a container.

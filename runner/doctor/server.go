@@ -188,7 +188,7 @@ func (x *examination) delay(context.Context) checkup.Check {
 const fewSlots = 10
 
 func (x *examination) slots(ctx context.Context) checkup.Check {
-	limits, err := session.ReadLimits(ctx, x)
+	limits, err := inspect.ReadLimits(ctx, x)
 	if err != nil {
 		return unknown(err)
 	}

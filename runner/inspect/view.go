@@ -1,5 +1,6 @@
 // Package inspect shows the holders and the waiters of a server's advisory locks: what
 // the server knows about its sessions, and what pglead sessions say about themselves.
+// limits.go has how many more sessions the server allows.
 package inspect
 
 import (

@@ -10,6 +10,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/crowd"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -175,7 +176,7 @@ var errMadeRoom = session.FullError("few connections are free: giving this one b
 // makeRoom returns errMadeRoom if too few connections are free for this waiter to keep its own.
 func (w *waiter) makeRoom(ctx context.Context, found *evidence.Look) error {
 	if w.limits == nil {
-		limits, err := session.ReadLimits(ctx, w.s)
+		limits, err := inspect.ReadLimits(ctx, w.s)
 		if err != nil {
 			return w.cfg.rejected(err)
 		}

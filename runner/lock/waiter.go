@@ -28,7 +28,7 @@ type waiter struct {
 	watched watch // of the holder
 
 	called atomic.Bool     // a call was heard, and no look has followed yet
-	limits *session.Limits // on the server's connections, once they are known
+	limits *inspect.Limits // on the server's connections, once they are known
 }
 
 // mostMail bounds the announcements on which a waiter has not acted yet.

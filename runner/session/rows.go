@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Connection is a *Session or a *Client.
+// Connection answers questions: a *Session, a *Client, or what wraps one of these.
 type Connection interface {
 	Query(ctx context.Context, queries ...string) (Rows, error)
 }

@@ -9,8 +9,7 @@
 //
 // Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and
 // the reader), heartbeat.go (the lease), session.go (the loss, and the end). transaction.go, second.go
-// and quorum.go are for poolers and quorums, client.go for commands that only ask, limits.go for the
-// server's other connections.
+// and quorum.go are for poolers and quorums, client.go for commands that only ask.
 package session
 
 import (

@@ -1,6 +1,10 @@
-package session
+package inspect
 
-import "context"
+import (
+	"context"
+
+	"github.com/pglead/pglead/runner/session"
+)
 
 // Limits are how many connections a server allows to ordinary roles, to this role, and to
 // this database.
@@ -16,7 +20,7 @@ type Room struct {
 }
 
 // ReadLimits asks for the limits, without the connections that are reserved for superusers.
-func ReadLimits(ctx context.Context, on Connection) (Limits, error) {
+func ReadLimits(ctx context.Context, on session.Connection) (Limits, error) {
 	n, err := numbers(ctx, on, `SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
 		- coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0),
 	(SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = session_user),
@@ -24,9 +28,9 @@ func ReadLimits(ctx context.Context, on Connection) (Limits, error) {
 	return Limits{Server: n[0], role: n[1], database: n[2]}, err
 }
 
-// Room says how many connections are free. It asks the functions behind the views, since a new backend would
-// have to read the views' definitions first.
-func (l Limits) Room(ctx context.Context, on Connection) (Room, error) {
+// Room says how many connections are free. It asks the functions behind the views, since a new
+// backend would have to read the views' definitions first.
+func (l Limits) Room(ctx context.Context, on session.Connection) (Room, error) {
 	ofRole, ofDatabase := "0", "0"
 	if l.role >= 0 {
 		ofRole = "(SELECT count(*) FROM pg_catalog.pg_stat_get_activity(NULL) WHERE usesysid = " +
@@ -47,7 +51,7 @@ func (l Limits) Room(ctx context.Context, on Connection) (Room, error) {
 }
 
 // numbers asks a question whose answer is three whole numbers.
-func numbers(ctx context.Context, on Connection, sql string) (n [3]int, err error) {
+func numbers(ctx context.Context, on session.Connection, sql string) (n [3]int, err error) {
 	rows, err := on.Query(ctx, sql)
 	if err != nil {
 		return n, err
