@@ -67,7 +67,8 @@ func newScene() *scene {
 		cfg:  &Config{Lock: lock.Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}}},
 		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
 		renewed: s.deadlines, signals: s.sent, stepDowns: s.fate.stepDowns,
-		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
+		onLoss:          func(reason error) { s.say("hook: " + reason.Error()) },
+		restoreTerminal: func() {},
 	}
 	s.log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
 	s.cfg.CommandObserver.Interrupted = func() { s.say("observer: interrupted") }

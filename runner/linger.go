@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
 )
 
 // linger keeps the lock after the command has ended: for the rest of --min-hold, or until somebody

@@ -130,7 +130,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		r.guard.Close()
 		return nil, err
 	}
-	began, terminal := time.Now(), child.NoteTerminal()
+	began, restoreTerminal := time.Now(), child.NoteTerminal()
 	c, err := r.startCommand(ctx)
 	if lost := r.held.Err(); lost != nil && errors.Is(err, child.ErrTooLate) {
 		return nil, lost
@@ -140,7 +140,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	}
 	r.child = c
 	s := &supervision{
-		cfg: &r.cfg, log: r.log, held: r.held, command: c, terminal: terminal, began: began, started: time.Now(),
+		cfg: &r.cfg, log: r.log, held: r.held, command: c, restoreTerminal: restoreTerminal, began: began, started: time.Now(),
 		renewed: r.held.Renewed(), signals: r.signals, kept: r.taker.handOver(),
 		onLoss: func(reason error) { r.hook(hookLost, reason) }, lossLevel: r.lossLevel,
 	}

@@ -26,9 +26,10 @@ type supervision struct {
 	held    heldLock
 	command command
 
-	terminal child.Terminal // as it was before the command
-	began    time.Time      // when the guard was told to start the command
-	started  time.Time      // when the guard had started it
+	began   time.Time // when the guard was told to start the command
+	started time.Time // when the guard had started it
+
+	restoreTerminal func() // to what it was before the command
 
 	renewed <-chan boottime.Instant // the session's latest deadline
 	signals <-chan os.Signal
@@ -302,7 +303,7 @@ func (s *supervision) nameUnkillable() {
 func (s *supervision) conclude() (Outcome, error) {
 	result, ran := s.command.Result(), time.Since(s.began)
 	if result.Ending != child.Exited {
-		s.terminal.Restore()
+		s.restoreTerminal()
 	}
 	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
 		// The guard has noticed the loss before the session. The session will soon have the reason.

@@ -54,32 +54,27 @@ func foreground(tty *os.File) int {
 	return group
 }
 
-// Terminal is a terminal as it was before a command. An editor reads keys without an echo, and an
-// interactive shell puts a group of its own into the foreground. If they are killed they can't undo
-// that, and shells take over the modes that an exited process leaves.
-type Terminal struct{ modes *unix.Termios }
-
-// NoteTerminal notes the modes of this process's terminal, if this process is in its foreground.
-func NoteTerminal() Terminal {
+// NoteTerminal notes the modes of this process's terminal before a command, if this process is in
+// its foreground. An editor reads keys without an echo, and an interactive shell puts a group of its
+// own into the foreground. If they are killed they can't undo that, and shells take over the modes
+// that an exited process leaves. So restore then does it.
+func NoteTerminal() (restore func()) {
 	tty, err := openTerminal()
 	if err != nil {
-		return Terminal{}
+		return func() {}
 	}
 	defer tty.Close()
 	modes, err := unix.IoctlGetTermios(int(tty.Fd()), getModes)
 	if err != nil || foreground(tty) != unix.Getpgrp() {
-		return Terminal{}
+		return func() {}
 	}
-	return Terminal{modes}
+	return func() { restoreTerminal(modes) }
 }
 
-// Restore gives the terminal its modes again, and puts this process's group into its foreground, if
-// the group there is dead. If another is there the terminal is not this process's any more: a shell
-// has it after Ctrl-Z.
-func (t Terminal) Restore() {
-	if t.modes == nil {
-		return
-	}
+// restoreTerminal gives the terminal its modes again, and puts this process's group into its
+// foreground, if the group there is dead. If another is there the terminal is not this process's any
+// more: a shell has it after Ctrl-Z.
+func restoreTerminal(modes *unix.Termios) {
 	tty, err := openTerminal()
 	if err != nil {
 		return
@@ -91,7 +86,7 @@ func (t Terminal) Restore() {
 	}
 	defer ignoreStop(unix.SIGTTOU)() // which stops those who do this from the background
 	_ = unix.IoctlSetPointerInt(int(tty.Fd()), unix.TIOCSPGRP, own)
-	_ = unix.IoctlSetTermios(int(tty.Fd()), setModes, t.modes)
+	_ = unix.IoctlSetTermios(int(tty.Fd()), setModes, modes)
 }
 
 // noTerminal says that this process's session has no terminal.
