@@ -214,9 +214,17 @@ func freeRejected(ctx context.Context, s *session.Session, locks []advisory.Lock
 
 // insist sends queries again if they are canceled, a few times.
 func insist(ctx context.Context, s *session.Session, queries ...string) error {
-	_, err := s.Query(ctx, queries...)
+	return insistOn(func() error {
+		_, err := s.Query(ctx, queries...)
+		return err
+	})
+}
+
+// insistOn asks again if what it asks is canceled, a few times.
+func insistOn(ask func() error) error {
+	err := ask()
 	for again := 0; again < 3 && session.HasCode(err, session.QueryCanceled); again++ {
-		_, err = s.Query(ctx, queries...)
+		err = ask()
 	}
 	return err
 }

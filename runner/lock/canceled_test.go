@@ -142,3 +142,65 @@ func TestCanceledStart(t *testing.T) {
 		c.got.Close()
 	}
 }
+
+// TestCanceledEnd: somebody cancels the query that notes the end of a run in the ledger. On every
+// way to hold a lock the end is noted all the same, and nothing is said. If each such query is
+// canceled, the lock is free, and there is one warning.
+func TestCanceledEnd(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	_, remove, err := server.Standby(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	setNames(t, server, "*")
+	const always = 1000
+	for i, of := range []struct {
+		name     string
+		change   func(*lock.Config)
+		canceled int32
+		warnings int
+	}{
+		{"session", func(*lock.Config) {}, 1, 0},
+		{"several", func(cfg *lock.Config) { cfg.Claim = exclusive(7, 8) }, 1, 0},
+		{"twice", func(*lock.Config) {}, 2, 0},
+		{"list", func(cfg *lock.Config) { *cfg = staying(*cfg) }, 1, 0},
+		{"transaction", func(cfg *lock.Config) { cfg.Session.Transaction = true }, 1, 0},
+		{"quorum", func(cfg *lock.Config) { cfg.Session.Quorum = true }, 1, 0},
+		{"session, always", func(*lock.Config) {}, always, 1},
+		{"transaction, always", func(cfg *lock.Config) { cfg.Session.Transaction = true }, always, 1},
+		{"quorum, always", func(cfg *lock.Config) { cfg.Session.Quorum = true }, always, 1},
+	} {
+		var left atomic.Int32
+		relayed := newSlowRelay(t, server, func(sql string) string {
+			if strings.Contains(sql, "pglead.finish_1") && left.Add(-1) >= 0 {
+				return canceled
+			}
+			return sql
+		})
+		cfg := ledgered(config(t, dsn, exclusive(int64(100+i))))
+		cfg.Session.Database = config(t, strings.Replace(relayed, "user="+localpg.Superuser, "user=cron", 1), cfg.Claim).Session.Database
+		of.change(&cfg)
+		c := contend(t, cfg)
+		held := ended(c.held(t), ledger.OK)
+		left.Store(of.canceled)
+		release(t, held)
+		if left.Load() >= of.canceled {
+			t.Fatalf("%s: nothing was canceled", of.name)
+		}
+		want := "0"
+		if of.warnings > 0 {
+			want = "1"
+		}
+		if open := query(t, server, fmt.Sprintf("SELECT count(*) FROM pglead.lock WHERE ended IS NULL AND token = %d", held.Token)); open[0] != want {
+			t.Errorf("%s: %s open runs", of.name, open[0])
+		}
+		said := c.said()
+		if n := len(slices.DeleteFunc(said, func(event string) bool { return event != "ledger" })); n != of.warnings {
+			t.Errorf("%s: %d warnings, %v", of.name, n, c.texts)
+		}
+		c.got.Session.Close()
+		eventually(t, "its session is over", func() bool { return advisoryLocks(t, server) == "0" })
+	}
+}

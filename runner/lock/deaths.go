@@ -25,6 +25,8 @@ import (
 //	or given up, before its command's reportUnstarted     stopped                dead, unless a
 //	start, but after the announcement                                            delay began
 //
+// If the ledger's note is canceled in a release, a new session repeats that alone (noteRejected).
+//
 // A session may also be lost between Settle and the command's start. A run reports that as a loss
 // after the end. A list reports it as a loss while the command ran: the start was announced, and
 // after an end a list announces no death.
@@ -137,7 +139,7 @@ func tryAnnounceDeaths(ctx context.Context, tellWaiters bool, owing *Held, lost 
 		}
 	}
 	if len(queries) > 0 {
-		_, err := s.Query(ctx, queries...)
+		err := insist(ctx, s, queries...)
 		switch {
 		case owing != nil && owing.onlyLedgerFailed(err, nil):
 			owing.warnRejected(err)

@@ -117,7 +117,7 @@ func (h *Held) Release(ctx context.Context) error {
 		return h.endTransaction(ctx)
 	}
 	if h.cfg.Session.Quorum {
-		if err := h.noteEnds(ctx); err != nil {
+		if err := insistOn(func() error { return h.noteEnds(ctx) }); err != nil {
 			h.warnUnnoted(err)
 		}
 	}
@@ -155,7 +155,7 @@ func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err err
 	case !released:
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
 	case h.onlyLedgerFailed(err, answers):
-		h.warnRejected(err)
+		h.noteRejected(ctx, err)
 	case err != nil && !h.isArrivalTimeout(err):
 		h.warnUnannounced(err)
 	case err == nil && !h.cfg.Session.Quorum:

@@ -137,6 +137,17 @@ func (h *Held) onlyLedgerFailed(err error, answers []session.Rows) bool {
 	return answeredError(err) != nil && h.owes(answers...)
 }
 
+// noteRejected is for the note of an end that the server has rejected with err in a release. If
+// somebody has canceled the note, a new session repeats it: that of the lock may have ended with
+// the release. The locks are free by now. A start that comes before the note waits for it.
+func (h *Held) noteRejected(ctx context.Context, err error) {
+	if session.HasCode(err, session.QueryCanceled) {
+		announceDeaths(ctx, false, h)
+		return
+	}
+	h.warnRejected(err)
+}
+
 // warnRejected warns that the ledger was probably not told how the command ended, since the server
 // has rejected that with err.
 func (h *Held) warnRejected(err error) { h.warnUnnoted(ledger.Rejected(err, "the ledger")) }

@@ -64,7 +64,8 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 }
 
 // endTransaction releases the locks, and announces nothing. If the server rejects a query, such as
-// the COMMIT, since somebody has canceled it, the locks are free all the same, and nothing is noted.
+// the COMMIT, since somebody has canceled it, the locks are free all the same, and the end has still
+// to be noted.
 func (h *Held) endTransaction(ctx context.Context) error {
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.finishQueries(h.end, h.endCommit()), "COMMIT")})
 	switch {
@@ -74,11 +75,11 @@ func (h *Held) endTransaction(ctx context.Context) error {
 	case answeredError(err) == nil:
 		return err
 	}
-	if h.cfg.ofList { // whose next transaction could not begin in a failed one
-		_ = insist(ctx, h.Session, "ROLLBACK")
-	}
+	// A list's next transaction could not begin in a failed one, which would also keep one of the
+	// pooler's connections from the session that notes the end.
+	_ = insist(ctx, h.Session, "ROLLBACK")
 	if h.owes() {
-		h.warnRejected(err)
+		h.noteRejected(ctx, err)
 	}
 	return nil
 }
