@@ -65,17 +65,14 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 	announceDeaths(ctx, h.deathMatters() && !h.cfg.ofList, h)
 }
 
-// reportUnstarted tells the waiters, on a new session, that no command runs. It is for a session
-// that announced a start and was given up before its command started. It does so even after a
-// signal. It announces no more than giveBackQueries.
+// reportUnstarted tells the ledger and the waiters, on a new session, that no command runs. It is for
+// a session that announced a start and was given up before its command started. It does so even
+// after a signal. It announces no more than giveBackQueries.
 func (w *waiter) reportUnstarted(ctx context.Context) {
 	h := w.held.unstarted()
-	if !h.mayAnnounceEnd() {
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateMost)
 	defer cancel()
-	h.ReportEndAfterLoss(ctx)
+	announceDeaths(ctx, h.mayAnnounceEnd() && h.deathMatters(), h)
 }
 
 // deathMatters says whether a waiter may act on the news of the command's death.

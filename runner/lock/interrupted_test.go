@@ -3,11 +3,14 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
@@ -20,10 +23,22 @@ import (
 func interruptedAt(t *testing.T, server *localpg.Server, cfg lock.Config, words string, onward func()) *contender {
 	t.Helper()
 	started, stop := make(chan struct{}), func() {}
+	c := contendThrough(t, server, cfg, words, func() {
+		<-started
+		stop()
+		onward()
+	})
+	stop = c.stop
+	close(started)
+	return c
+}
+
+// contendThrough starts a contender. A query with these words reaches the server when onward
+// returns.
+func contendThrough(t *testing.T, server *localpg.Server, cfg lock.Config, words string, onward func()) *contender {
+	t.Helper()
 	relayed, err := session.ParseDSN(strings.Replace(newSlowRelay(t, server, func(sql string) string {
 		if strings.Contains(sql, words) && !strings.Contains(sql, "pid IS NULL") { // and it is no rehearsal
-			<-started
-			stop()
 			onward()
 		}
 		return sql
@@ -32,10 +47,7 @@ func interruptedAt(t *testing.T, server *localpg.Server, cfg lock.Config, words 
 		t.Fatal(err)
 	}
 	cfg.Session.Database = relayed
-	c := contend(t, cfg)
-	stop = c.stop
-	close(started)
-	return c
+	return contend(t, cfg)
 }
 
 // TestInterruptedStart: the candidate's context ends when the request that starts the run is under
@@ -105,5 +117,77 @@ func TestInterruptedStartSilent(t *testing.T) {
 	}
 	if !errors.Is(c.err, context.Canceled) {
 		t.Errorf("got %v", c.err)
+	}
+}
+
+// TestGivenUpStart: a waiter's burst has started its run in the ledger, and meanwhile others have
+// announced starts, so that the waiter begins again, or waits. The ledger then says of the first
+// start that it was stopped, also if the context ends in that instant.
+func TestGivenUpStart(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		starts      int // that are announced, each by a session
+		interrupted bool
+	}{
+		"for another start":               {1, false},
+		"the context ends":                {1, true},
+		"for a delay":                     {65, false}, // more than are remembered
+		"the context ends before a delay": {65, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server, dsn := remembering(t, nil)
+			cfg := ledgered(config(t, dsn, exclusive(7)))
+			holder := acquire(t, cfg)
+			var others []*pgconn.PgConn
+			for range tt.starts {
+				others = append(others, plain(t, dsn))
+			}
+			announce := sync.OnceFunc(func() {
+				for i, other := range others {
+					run(t, other, fmt.Sprintf("SELECT pg_notify('pglead.1.7', 'started %d %d 0')", holder.Token+1+int64(i), lease.Milliseconds()))
+				}
+			})
+			var c *contender
+			if tt.interrupted {
+				c = interruptedAt(t, server, cfg, "pg_current_xact_id", announce)
+			} else {
+				c = contendThrough(t, server, cfg, "pg_current_xact_id", announce)
+			}
+			inLine(t, server, id(7), 1)
+			release(t, ended(holder, ledger.OK))
+			eventually(t, "the start is stopped", func() bool {
+				return query(t, server, "SELECT count(*) FROM pglead.run WHERE outcome = 'stopped'")[0] == "1"
+			})
+			c.stop()
+			<-c.done
+			if got := query(t, server, "SELECT count(*) FROM pglead.lock WHERE ended IS NULL"); got[0] != "0" {
+				t.Errorf("%s runs are open", got[0])
+			}
+		})
+	}
+}
+
+// TestUnpreparedStart: the preparation for the command fails after a wait for the end of a run that
+// was cut off. The ledger says that the run was stopped.
+func TestUnpreparedStart(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	tear(t, server, acquire(t, cfg))
+	unready := errors.New("there is no guard")
+	cfg.LockDelay = time.Second
+	c := contendPrepared(t, cfg, func(*session.Session) (func(), error) {
+		eventually(t, "the start is noted", func() bool {
+			return query(t, server, "SELECT count(*) FROM pglead.run WHERE outcome = 'lost'")[0] == "1"
+		})
+		return nil, unready
+	})
+	<-c.done
+	if !errors.Is(c.err, unready) {
+		t.Errorf("Acquire: %v", c.err)
+	}
+	if got := rows(t, server); got != "nightly stopped f t f" {
+		t.Errorf("the ledger: %s", got)
 	}
 }

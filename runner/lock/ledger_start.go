@@ -71,11 +71,8 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	if held.owed != nil && len(l.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
-		// What it has begun is stopped: otherwise the next start would make it a
-		// lost run.
-		_, _ = l.bid.s.Query(ctx, held.finishQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
 		l.proof.Closes[0] = max(l.proof.Closes[0], held.Token)
-		held.drawn = drawn{}
+		l.bid.dropDraw(ctx)
 		l.noteEvidence()
 	}
 	if err := l.bid.drawAndAnnounce(ctx); err != nil {
@@ -89,6 +86,18 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 		return ledger.Answer{}, err
 	}
 	return ledger.ParseAnswer(text, len(held.Locks), l.bid.cfg.Ledger.Tick)
+}
+
+// dropDraw forgets what the draw has told: the start needs a later token. What the ledger has begun
+// with this one is stopped, even if ctx has just ended: otherwise the next start would make it a
+// lost run.
+func (b *Bid) dropDraw(ctx context.Context) {
+	if b.held.owed != nil {
+		ctx, cancel := lateAfter(ctx)
+		defer cancel()
+		_ = insist(ctx, b.s, b.held.finishQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
+	}
+	b.held.drawn = drawn{}
 }
 
 // noteEvidence puts into the proof what has been announced so far, and whether the locks have

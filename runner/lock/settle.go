@@ -163,7 +163,7 @@ func (b *Bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 // beginDelay drops the token, since the start after the delay needs a later one, shows others that
 // the command has not started, and when it will, and leaves the line.
 func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
-	b.held.drawn = drawn{}
+	b.dropDraw(ctx)
 	b.held.verdict.Delay = delay
 	d := b.cfg.Describe()
 	d.Delay, d.Since = delay, time.Now()
