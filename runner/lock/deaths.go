@@ -49,7 +49,7 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 	if err := lost[0].Err(); err != nil {
 		lost[0].cfg.Observer.away(err) // an outage that lead reports later is counted from this moment
 	}
-	announceDeaths(ctx, lost[0].deathMatters(), lost...)
+	announceDeaths(ctx, lost[0].cfg.deathMatters(), lost...)
 }
 
 // ReportEndAfterLoss is for a session that was lost after the command's end. On a new session it
@@ -62,7 +62,7 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 		ctx, cancel = context.WithTimeout(ctx, lateMost)
 		defer cancel()
 	}
-	announceDeaths(ctx, h.deathMatters() && !h.cfg.ofList, h)
+	announceDeaths(ctx, h.cfg.deathMatters() && !h.cfg.ofList, h)
 }
 
 // reportUnstarted tells the ledger and the waiters, on a new session, that no command runs. It is for
@@ -72,12 +72,7 @@ func (w *waiter) reportUnstarted(ctx context.Context) {
 	h := w.held.unstarted()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateMost)
 	defer cancel()
-	announceDeaths(ctx, h.mayAnnounceEnd() && h.deathMatters(), h)
-}
-
-// deathMatters says whether a waiter may act on the news of the command's death.
-func (h *Held) deathMatters() bool {
-	return h.cfg.LockDelay > 0 && h.cfg.hasLine() && !h.cfg.Claim.Shared
+	announceDeaths(ctx, h.mayAnnounceEnd() && h.cfg.deathMatters(), h)
 }
 
 // announceDeaths opens a new session, on which it notes the ends in the ledger, if the ledger has

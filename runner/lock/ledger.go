@@ -17,12 +17,6 @@ import (
 // access to the ledger. If a start was announced that the ledger does not know, a
 // run waits as it would without a ledger.
 
-// usesLedger says whether the run goes by a ledger.
-func (b *Bid) usesLedger() bool {
-	use, err := b.cfg.Ledger.Applies(b.s.LoginAnswer())
-	return use && err == nil
-}
-
 // ledgerRun is what the ledger is told about this run.
 func (cfg *Config) ledgerRun() ledger.Run {
 	d := cfg.Description

@@ -80,7 +80,7 @@ func (w *waiter) callIfFew(ctx context.Context, found *evidence.Look) error {
 // ledger nobody needs a call, since the ledger says how a holder ended.
 func (w *waiter) followers() crowd.Followers {
 	switch {
-	case w.usesLedger() || w.cfg.Claim.Shared || !w.cfg.Claim.hasOneLine():
+	case w.usesLedger() || !w.cfg.Claim.callsDormant():
 		return crowd.NoneToCall
 	case w.held.followers == crowd.NoneToCall && w.candidate.foundFull:
 		return crowd.SomeAbsent

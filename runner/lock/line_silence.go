@@ -35,7 +35,7 @@ import (
 //	waiter.tryNow            takes the lock once the server has freed it: by many tries if the session was ended
 //	Bid.Settle               starts without a delay
 func (w *waiter) watchHolder(ctx context.Context, found *evidence.Look) error {
-	if w.cfg.Claim.takesAny() || w.cfg.Claim.Shared {
+	if !w.cfg.Claim.isWatched() {
 		return nil
 	}
 	s := found.HolderOf(w.place.line)

@@ -85,10 +85,6 @@ func (b *Bid) mayExchange() bool {
 		b.verdictOn(b.cfg.Claim.IDs[0]).Delay == 0
 }
 
-func (cfg *Config) mayExchange() bool {
-	return cfg.drawsWithTry() && !cfg.Claim.Shared
-}
-
 // doExchanges does one exchange after the other until the list is closed. What workers ask for
 // while the session waits for an answer travels together in the next exchange.
 func (l *List) doExchanges() {

@@ -1,44 +1,34 @@
 package lock
 
-// A lock can be held in several ways, which a claim may combine. This is what differs most, and
-// where. (Transaction and Quorum are fields of the session's Config.)
-//
-//	way                      what is different                               where
-//	several locks            they are taken one after the other, with a      Bid.Try, waiter.join
-//	                         place in the line of the next one
-//	                         all marks of their lines count                  lacksCommon
-//	                         nobody calls the dormant waiters                waiter.callIfFew, followers
-//	slots (Claim.Gate)       any one lock will do                            Bid.parseTry
-//	                         there is one line for all of them, the gate's   Claim.lineFor, takeGate
-//	                         nobody watches the holders                      watchHolder
-//	shared (Claim.Shared)    readers may share a ticket                      ticketQuery
-//	                         nobody watches the holders                      watchHolder
-//	                         a reader announces left, not clean, and its     Held.wordQuery,
-//	                         name does not show its end                      Held.releaseParts
-//	                         nobody announces a reader's death               Held.deathMatters
-//	                         nobody calls the dormant waiters                followers
-//	                         a reader that comes back ends no former session endFormerQuery
-//	in a transaction         waiters poll: there is no line                  waiter.poll
-//	(Transaction)            neither the start nor the end is announced      drawOnSecond, endTransaction
-//	                         the token comes from a second session           drawOnSecond
-//	quorum (Quorum)          what counts is what the standbys have           drawOnSecond, noteEnds,
-//	                         confirmed, on a second session                  Session.AwaitStandbys
-//	                         the guard's word of the end waits for none      Held.EncodedRelease
-//	                         the server is asked once more after a grant     Bid.Settle
-//	                         the first try does not travel with the login,   session.Open,
-//	                         and nobody waits for those who arrive           awaitArrivalsQuery
-//	of a list (List)         the session outlives the lock, and holds others Held.Close, exchange
-//	                         ends are announced to all, in line or not       Held.wordQuery
-//	                         nobody stands in line: the list comes back      Item.KeepListening
-//	with a ledger            every start learns how the last run ended       startInLedger
-//	                         nobody calls, or waits for those who arrive     followers, awaitArrivalsQuery
+// A lock can be held in several ways, which a claim may combine: several locks, slots (Claim.Gate),
+// shared (Claim.Shared), in a transaction and with a quorum (Transaction and Quorum in the session's
+// Config), of a list (List), and with a ledger. First comes what follows from them for more than
+// one file; the table at the end has the rest.
+
+// takesAny says whether any one of the locks will do.
+func (c Claim) takesAny() bool { return c.Gate != nil }
+
+// takesOne says whether the claim is to one lock, and no other will do.
+func (c Claim) takesOne() bool { return c.Gate == nil && len(c.IDs) == 1 }
+
+// hasOneLine says whether all who wait for the claim stand in one line. Otherwise all marks of their
+// lines count, and no waiter calls the dormant ones.
+func (c Claim) hasOneLine() bool { return c.takesAny() || c.takesOne() }
+
+// callsDormant says whether a holder may have to call dormant waiters.
+func (c Claim) callsDormant() bool { return !c.Shared && c.hasOneLine() }
+
+// isWatched says whether the first in line watch the holder. They can watch only one.
+func (c Claim) isWatched() bool { return !c.Shared && !c.takesAny() }
 
 // hasLine says whether those who wait stand in line, where they hear of the end. In a transaction
 // they poll: through a pooler nobody can listen, and so nothing is announced either.
 func (cfg *Config) hasLine() bool { return !cfg.Session.Transaction }
 
-// takesOne says whether the claim is to one lock, and no other will do.
-func (c Claim) takesOne() bool { return c.Gate == nil && len(c.IDs) == 1 }
+// deathMatters says whether a waiter may act on the news of the command's death.
+func (cfg *Config) deathMatters() bool {
+	return cfg.LockDelay > 0 && cfg.hasLine() && !cfg.Claim.Shared
+}
 
 // drawsWithTry says whether a try and the draw can go in one message: one try decides, and the draw
 // is not on another session.
@@ -46,8 +36,37 @@ func (cfg *Config) drawsWithTry() bool {
 	return cfg.Claim.takesOne() && !cfg.Session.UsesSecondSession()
 }
 
-// hasOneLine says whether all who wait for the claim stand in one line.
-func (c Claim) hasOneLine() bool { return c.takesAny() || c.takesOne() }
+// mayExchange says whether, in a list, the release of one lock and the try for the next can go in
+// one message, too.
+func (cfg *Config) mayExchange() bool {
+	return cfg.drawsWithTry() && !cfg.Claim.Shared
+}
 
-// takesAny says whether any one of the locks will do.
-func (c Claim) takesAny() bool { return c.Gate != nil }
+// usesLedger says whether the run goes by a ledger: every start then learns how the last run ended.
+func (b *Bid) usesLedger() bool {
+	use, err := b.cfg.Ledger.Applies(b.s.LoginAnswer())
+	return use && err == nil
+}
+
+// This is different in one place each:
+//
+//	several locks    they are taken one after the other, with a place in     Bid.Try, waiter.join
+//	                 the line of the next one
+//	slots            any one lock will do                                    Bid.parseTry
+//	                 there is one line for all of them, the gate's           Claim.lineFor, takeGate
+//	shared           readers may share a ticket                              ticketQuery
+//	                 a reader announces left, not clean, and its name does   Held.wordQuery,
+//	                 not show its end                                        Held.releaseParts
+//	                 a reader that comes back ends no former session         endFormerQuery
+//	in a transaction waiters poll                                            waiter.poll
+//	                 the token comes from a second session                   drawOnSecond
+//	quorum           what counts is what the standbys have confirmed, on a   drawOnSecond, noteEnds,
+//	                 second session                                          Session.AwaitStandbys
+//	                 the guard's word of the end waits for none              Held.EncodedRelease
+//	                 the server is asked once more after a grant             Bid.Settle
+//	                 the first try does not travel with the login, and       session.Open,
+//	                 nobody waits for those who arrive                       awaitArrivalsQuery
+//	of a list        the session outlives the lock, and holds others         Held.Close, exchange
+//	                 ends are announced to all, in line or not               Held.wordQuery
+//	                 nobody stands in line: the list comes back              Item.KeepListening
+//	with a ledger    nobody waits for those who arrive                       awaitArrivalsQuery
