@@ -1,9 +1,9 @@
 // Package crowd has the rules for a waiter among many, as far as they follow from numbers alone:
-// who listens, who watches, when each waiter looks and tries (Turn), and when it stays away. Package
-// lock applies them on a server. The simulation of crowds (runner/bench/scale) applies them in
-// virtual time, with its own random source. So the functions are told the time, and return bounds
-// between which the caller draws a random number. (Turn draws one itself, after a stranger's word:
-// the simulation has no strangers.) The rules are for speed, fairness and little load on the
+// who listens, who watches, when each waiter looks and tries (Turn), and when it stays away.
+// Package lock applies them on a server. The simulation of crowds (runner/bench/scale) applies them
+// in virtual time, with its own random source. So the functions are told the time, and return
+// bounds between which the caller draws a random number. (Turn draws one itself, after a stranger's
+// word: the simulation has no strangers.) The rules are for speed, fairness and little load on the
 // database: the promise does not depend on them.
 package crowd
 
@@ -43,21 +43,22 @@ func HearCall(lease time.Duration) time.Duration {
 // fewer than half of MostListeners do.
 func FewListen(marked, waiting int) bool { return marked < min(waiting, MostListeners/2) }
 
-// Followers is what a holder knows of the waiters that may have the lock after it.
-type Followers int
+// ToCall says whom a holder may have to call, by what it knows of the waiters that may have the
+// lock after it.
+type ToCall int
 
 // The holder may have to call them.
 const (
-	NoneToCall  Followers = iota // all listen, or nobody is there, as far as is known
-	SomeDormant                  // some in line didn't listen
-	SomeAbsent                   // the server was full, so some may have given their connections back
+	NoneToCall  ToCall = iota // all listen, or nobody is there, as far as is known
+	SomeDormant               // some in line didn't listen
+	SomeAbsent                // the server was full, so some may have given their connections back
 )
 
 // Patience is how long a holder that is done keeps the lock for the waiters that may be next. A
 // dormant waiter hears the call at its next heartbeat.
-func (f Followers) Patience(lease time.Duration) time.Duration {
+func (c ToCall) Patience(lease time.Duration) time.Duration {
 	const beyond, most = 100 * time.Millisecond, 3 * time.Second
-	switch f {
+	switch c {
 	case SomeDormant:
 		return HearCall(lease) + beyond
 	case SomeAbsent:

@@ -22,7 +22,7 @@ type Bid struct {
 	// What it knows of others that have its locks, or had them. The session's reader writes to all
 	// of it but contested and unknownHolder, and to the mark of the place.
 	evidence    map[lockkey.ID]*evidence.Evidence // of the locks to which it listens
-	mail        chan evidence.Announcement        // a waiter's: what it has heard, for the line
+	heard       chan evidence.Announcement        // a waiter's: what it has heard, for the line
 	news        chan struct{}                     // something new may have to be acted on
 	commonMarks []lockkey.ID                      // the locks whose common marks it has
 	// contested are the locks that another session has, or may have had while this bid did not

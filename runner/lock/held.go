@@ -47,10 +47,10 @@ type drawn struct {
 	// transaction number that this start used up in the lower 48.
 	Token int64
 	// SystemID names the cluster that the token belongs to.
-	SystemID  string
-	owed      []advisory.Lock // the ledger still needs the end under these; nil if it doesn't have the run
-	listened  bool            // somebody in line listened at the draw
-	followers crowd.Followers // in line: the draw knows of dormant ones, and waiter.followers of others
+	SystemID string
+	owed     []advisory.Lock // the ledger still needs the end under these; nil if it doesn't have the run
+	listened bool            // somebody in line listened at the draw
+	toCall   crowd.ToCall    // in line: the draw knows of dormant ones, and waiter.toCall of others
 }
 
 // nothingHeld is what a bid has before it has got anything.
@@ -126,7 +126,7 @@ func (h *Held) Release(ctx context.Context) error {
 		queries = append(h.finishQueries(h.end, h.endCommit()), queries...)
 	}
 	queries = append(queries, h.endCallQuery()...)
-	staysForRole := h.showsEnd && (h.followers != crowd.NoneToCall || time.Since(h.since) < briefTenure)
+	staysForRole := h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.since) < briefTenure)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.ofList && !staysForRole})
 	if err != nil && answeredError(err) == nil {
 		return err

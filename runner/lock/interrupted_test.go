@@ -38,7 +38,7 @@ func interruptedAt(t *testing.T, server *localpg.Server, cfg lock.Config, words 
 func contendThrough(t *testing.T, server *localpg.Server, cfg lock.Config, words string, onward func()) *contender {
 	t.Helper()
 	relayed, err := session.ParseDSN(strings.Replace(newSlowRelay(t, server, func(sql string) string {
-		if strings.Contains(sql, words) && !strings.Contains(sql, "pid IS NULL") { // and it is no rehearsal
+		if strings.Contains(sql, words) && !strings.Contains(sql, "pid IS NULL") { // and it is no warm-up
 			onward()
 		}
 		return sql

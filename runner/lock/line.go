@@ -23,7 +23,7 @@ import (
 // (line_dormant.go). Package crowd says when each of them tries and looks (crowd.Turn).
 
 // join listens, takes a ticket and looks, in one message. If the waiter is not one of the first,
-// digest then makes it dormant.
+// actOnLook then makes it dormant.
 func (w *waiter) join(ctx context.Context) error {
 	if w.place.has[ticketLock] && w.place.line != w.nextLine() { // the next of several locks
 		if err := w.leaveLine(ctx); err != nil {
@@ -44,7 +44,7 @@ func (w *waiter) join(ctx context.Context) error {
 	}
 	w.place.ticket = found.Ticket
 	w.place.has[ticketLock] = true
-	return w.digest(ctx, found)
+	return w.actOnLook(ctx, found)
 }
 
 // endFormerQuery is the query that ends the candidate's previous session, if the server still has
@@ -86,11 +86,11 @@ func (w *waiter) lookAgain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return w.digest(ctx, found)
+	return w.actOnLook(ctx, found)
 }
 
-// digest draws the conclusions from a look.
-func (w *waiter) digest(ctx context.Context, found *evidence.Look) (err error) {
+// actOnLook draws the conclusions from a look.
+func (w *waiter) actOnLook(ctx context.Context, found *evidence.Look) (err error) {
 	switch {
 	case found.Rank <= crowd.MostListeners && !w.listens():
 		found, err = w.wake(ctx)

@@ -76,19 +76,19 @@ func (w *waiter) callIfFew(ctx context.Context, found *evidence.Look) error {
 	return err
 }
 
-// followers says whom in line a waiter that has become the holder may have to call. With a
+// toCall says whom in line a waiter that has become the holder may have to call. With a
 // ledger nobody needs a call, since the ledger says how a holder ended.
-func (w *waiter) followers() crowd.Followers {
+func (w *waiter) toCall() crowd.ToCall {
 	switch {
 	case w.usesLedger() || !w.cfg.Claim.callsDormant():
 		return crowd.NoneToCall
-	case w.held.followers == crowd.NoneToCall && w.candidate.foundFull:
+	case w.held.toCall == crowd.NoneToCall && w.candidate.foundFull:
 		return crowd.SomeAbsent
 	}
-	return w.held.followers
+	return w.held.toCall
 }
 
-// line is where the followers stand: there is one lock if there are any.
+// line is where those stand that the holder may call: there is one lock if there are any.
 func (h *Held) line() lockkey.ID { return h.cfg.Claim.lineFor(h.Locks[0].ID) }
 
 // Call calls the waiters that may be next. It returns when one of them listens, when all dormant
@@ -97,7 +97,7 @@ func (h *Held) line() lockkey.ID { return h.cfg.Claim.lineFor(h.Locks[0].ID) }
 // Another program that has the first MostListeners tickets, and doesn't listen, makes each holder
 // wait for as long as it may.
 func (h *Held) Call(ctx context.Context) {
-	patience := h.followers.Patience(h.cfg.Session.Lease)
+	patience := h.toCall.Patience(h.cfg.Session.Lease)
 	if patience == 0 {
 		return
 	}
@@ -141,7 +141,7 @@ func (h *Held) endCallQuery() (query []string) {
 // until its next look. The order is that of wordQuery.
 func (h *Held) heardQuery() string {
 	enough := "bool_or(listens) IS TRUE"
-	if h.followers == crowd.SomeDormant { // NULL: all have left
+	if h.toCall == crowd.SomeDormant { // NULL: all have left
 		enough = "bool_or(listens) IS NOT FALSE"
 	}
 	return fmt.Sprintf(`SELECT %s FROM (

@@ -175,7 +175,7 @@ func TestSilenceWithoutTheRight(t *testing.T) {
 	if err != nil || !bytes.Contains(statements, []byte("pg_terminate_backend(pid) ELSE false END")) {
 		t.Errorf("the server's log shows no statement that ends a silent session: %v", err)
 	}
-	if bytes.Contains(statements, []byte("generate_series(0, 49)")) { // as in burstQuery; its rehearsal has another number
+	if bytes.Contains(statements, []byte("generate_series(0, 49)")) { // as in burstQuery; its warm-up has another number
 		t.Error("it made many tries at once")
 	}
 }

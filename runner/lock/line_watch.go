@@ -33,7 +33,7 @@ type watch struct {
 	enough time.Duration    // how long the silence has to last, by the latest whole look
 	is     watchState
 
-	rehearsed bool // a question was answered, and the rehearsal was sent with the first one
+	warmedUp bool // a question was answered, and the warm-up was sent with the first one
 
 	// The session's reader does not use these:
 	prepared string // the name of the prepared statement for the question
@@ -64,8 +64,8 @@ func (w *waiter) startWatch(ctx context.Context, of evidence.Seat, enough time.D
 	on.count++
 	on.enough, on.is = enough, watching
 	count := on.count
-	if !on.rehearsed {
-		beat.Once = w.turnRehearsalQueries()
+	if !on.warmedUp {
+		beat.Once = w.turnWarmupQueries()
 	}
 	over := on.since.Add(enough) // the holder will have been silent for long enough
 	on.mu.Unlock()
@@ -86,7 +86,7 @@ func (w *waiter) hearOfHolder(count int, of evidence.Seat, ask askPace, answer s
 	received, on := boottime.Now(), &w.watched
 	on.mu.Lock()
 	defer on.mu.Unlock()
-	on.rehearsed = true
+	on.warmedUp = true
 	if on.is != watching || on.count != count {
 		return
 	}

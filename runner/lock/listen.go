@@ -80,7 +80,7 @@ func (b *Bid) collect(l advisory.Lock) {
 		if a, ok := e.Hear(pid, payload); ok {
 			a.Lock = l.ID
 			select {
-			case b.mail <- a:
+			case b.heard <- a:
 			default: // there are too many, or the bid stands in no line
 			}
 			nudge(b.news)
@@ -101,8 +101,8 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 	err := b.send(ctx, append(queries, session.PlainBeatQuery)...)
 	clear(b.evidence)
 	b.commonMarks = nil
-	for range len(b.mail) { // now that nothing more is heard
-		<-b.mail
+	for range len(b.heard) { // now that nothing more is heard
+		<-b.heard
 	}
 	return err
 }

@@ -1,9 +1,9 @@
 package lock
 
 // A lock can be held in several ways, which a claim may combine: several locks, slots (Claim.Gate),
-// shared (Claim.Shared), in a transaction and with a quorum (Transaction and Quorum in the session's
-// Config), of a list (List), and with a ledger. First comes what follows from them for more than
-// one file; the table at the end has the rest.
+// shared (Claim.Shared), in a transaction and with a quorum (fields of the session's Config), of a
+// list (List), and with a ledger. First comes what follows from them for more than one file; the
+// table at the end has the rest.
 
 // takesAny says whether any one of the locks will do.
 func (c Claim) takesAny() bool { return c.Gate != nil }
@@ -11,8 +11,8 @@ func (c Claim) takesAny() bool { return c.Gate != nil }
 // takesOne says whether the claim is to one lock, and no other will do.
 func (c Claim) takesOne() bool { return c.Gate == nil && len(c.IDs) == 1 }
 
-// hasOneLine says whether all who wait for the claim stand in one line. Otherwise all marks of their
-// lines count, and no waiter calls the dormant ones.
+// hasOneLine says whether all who wait for the claim stand in one line. Otherwise all marks of
+// their lines count, and no waiter calls the dormant ones.
 func (c Claim) hasOneLine() bool { return c.takesAny() || c.takesOne() }
 
 // callsDormant says whether a holder may have to call dormant waiters.

@@ -29,7 +29,7 @@ line, line_marks, line_arrival, line_room, line_dormant, line_watch, fairness, s
 takeover, line_silence, relay, slowrelay, clock_linux, reconnect                         taking over, by kind of end
 several, slots, shared, conflicts, prepared                                              the claim
 nonsense_answers, names                                                                  what servers, and sessions' names, say
-token, interrupted, line_rehearsal, release, full_queue                                  the start and the end
+token, interrupted, warmup, release, full_queue                                          the start and the end
 transaction, transaction_trips, quorum, list, list_exchange, list_news, list_deadlines, canceled  other ways to hold
 ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, ledger_pause          the ledger
 ledger_close_dead                                                                        open runs that a start closes

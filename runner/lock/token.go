@@ -121,7 +121,7 @@ func (b *Bid) noteDrawn(rows session.Rows) error {
 		b.held.owed = b.held.Locks
 	}
 	if dormant, _ := strconv.Atoi(row[drawnDormant]); dormant > 0 {
-		b.held.followers = crowd.SomeDormant
+		b.held.toCall = crowd.SomeDormant
 	}
 	return b.keepToken(row[drawnToken], row[drawnSystem])
 }

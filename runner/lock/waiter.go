@@ -31,8 +31,8 @@ type waiter struct {
 	limits *inspect.Limits // on the server's connections, once they are known
 }
 
-// mostMail bounds the announcements on which a waiter has not acted yet.
-const mostMail = 256
+// mostHeard bounds the announcements on which a waiter has not acted yet.
+const mostHeard = 256
 
 // newWaiter returns the candidate's waiter on a session. Others may have had the locks since the
 // candidate's last session, if it had one.
@@ -41,7 +41,7 @@ func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
 		Bid: NewBid(s, c.cfg, c.returned), candidate: c,
 		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
-	w.preparation, w.mail = newPreparation(s, prepare), make(chan evidence.Announcement, mostMail)
+	w.preparation, w.heard = newPreparation(s, prepare), make(chan evidence.Announcement, mostHeard)
 	if c.former != nil {
 		w.place.ticket = c.former.place.ticket
 	}
@@ -59,7 +59,7 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 		w.candidate.answered()
 		held, err := w.Settle(ctx)
 		if err == nil {
-			held.followers = w.followers()
+			held.toCall = w.toCall()
 			held.watchForStepDown()
 			return held, nil
 		}
@@ -167,8 +167,8 @@ func (w *waiter) standInLine(ctx context.Context) (granted bool, err error) {
 
 // actOnHeard acts on the announcements that have come for the locks to which this line leads.
 func (w *waiter) actOnHeard() {
-	for range len(w.mail) {
-		switch a := <-w.mail; {
+	for range len(w.heard) {
+		switch a := <-w.heard; {
 		case w.cfg.Claim.lineFor(a.Lock) != w.place.line:
 		case a.Word == evidence.Started:
 			w.turn.Started(time.Now(), a.PID, w.trusts(a.PID), w.watches())

@@ -10,7 +10,7 @@ import (
 type tenure struct {
 	since         time.Duration
 	coversEarlier bool // its clean end covers all earlier holders, too
-	next          crowd.Followers
+	next          crowd.ToCall
 	runs          bool // its command
 }
 

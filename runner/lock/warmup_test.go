@@ -9,21 +9,21 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// rehearsals are the ways in which a rehearsal can end, and what its condition, by which it finds
+// warmups are the ways in which a warm-up can end, and what its condition, by which it finds
 // nothing, is replaced by.
-var rehearsals = map[string]string{"finds nothing": "pid IS NULL", "rejected": "1 / 0 = 1"}
+var warmups = map[string]string{"finds nothing": "pid IS NULL", "rejected": "1 / 0 = 1"}
 
-// rehearsal is a relay that sees a session's rehearsals, and the heartbeats' queries.
-type rehearsal struct {
+// warmup is a relay that sees a session's warm-ups, and the heartbeats' queries.
+type warmup struct {
 	dsn         string
 	seen, beats chan struct{}
 }
 
-// newRehearsal returns a relay that puts instead into the rehearsals. A query that contains beat is
+// newWarmup returns a relay that puts instead into the warm-ups. A query that contains beat is
 // a heartbeat's.
-func newRehearsal(t *testing.T, server *localpg.Server, instead, beat string) rehearsal {
+func newWarmup(t *testing.T, server *localpg.Server, instead, beat string) warmup {
 	t.Helper()
-	r := rehearsal{seen: make(chan struct{}, 10), beats: make(chan struct{}, 100)}
+	r := warmup{seen: make(chan struct{}, 10), beats: make(chan struct{}, 100)}
 	r.dsn = newSlowRelay(t, server, func(sql string) string {
 		switch {
 		case strings.Contains(sql, "pid IS NULL"):
@@ -36,9 +36,9 @@ func newRehearsal(t *testing.T, server *localpg.Server, instead, beat string) re
 	return r
 }
 
-// once waits for three heartbeats, and makes sure that there was one rehearsal. over is closed if
+// once waits for three heartbeats, and makes sure that there was one warm-up. over is closed if
 // there will be no further heartbeat.
-func (r rehearsal) once(t *testing.T, over <-chan struct{}) {
+func (r warmup) once(t *testing.T, over <-chan struct{}) {
 	t.Helper()
 	for range 3 {
 		select {
@@ -50,20 +50,20 @@ func (r rehearsal) once(t *testing.T, over <-chan struct{}) {
 		}
 	}
 	if len(r.seen) != 1 {
-		t.Errorf("it was rehearsed %d times", len(r.seen))
+		t.Errorf("it was warmedUp %d times", len(r.seen))
 	}
 }
 
-// TestRehearsal: a holder rehearses the announcement of its end once, with its first heartbeat.
-// Nobody hears the rehearsal, not even a listener, and an error in it costs no more than that
+// TestWarmup: a holder warms up for the announcement of its end once, with its first heartbeat.
+// Nobody hears the warm-up, not even a listener, and an error in it costs no more than that
 // heartbeat.
-func TestRehearsal(t *testing.T) {
+func TestWarmup(t *testing.T) {
 	t.Parallel()
-	for name, instead := range rehearsals {
+	for name, instead := range warmups {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := start(t, nil)
-			r := newRehearsal(t, server, instead, "pg_try_advisory_lock_shared")
+			r := newWarmup(t, server, instead, "pg_try_advisory_lock_shared")
 			h := acquire(t, leased(config(t, r.dsn, exclusive(7)), 3*time.Second))
 			waiter := contend(t, config(t, server.DSN("postgres"), exclusive(7)))
 			inLine(t, server, id(7), 1)
@@ -80,16 +80,16 @@ func TestRehearsal(t *testing.T) {
 	}
 }
 
-// TestRehearsedTurn: the first in line rehearses its try and its draw once, with the first question
-// of its watch. The rehearsal takes no lock, shows no token and leaves the waiter its place. An error
+// TestWarmTurn: the first in line warms up for its try and its draw once, with the first question
+// of its watch. The warm-up takes no lock, shows no token and leaves the waiter its place. An error
 // in it costs no more than that question.
-func TestRehearsedTurn(t *testing.T) {
+func TestWarmTurn(t *testing.T) {
 	t.Parallel()
-	for name, instead := range rehearsals {
+	for name, instead := range warmups {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := start(t, nil)
-			r := newRehearsal(t, server, instead, "EXECUTE pglead_")
+			r := newWarmup(t, server, instead, "EXECUTE pglead_")
 			h := acquire(t, leased(config(t, server.DSN("postgres"), exclusive(7)), 3*time.Second))
 			waiter := contend(t, leased(config(t, r.dsn, exclusive(7)), 3*time.Second))
 			r.once(t, waiter.done)

@@ -1,30 +1,30 @@
 package lock
 
 // What a server's backend does for the first time takes long, since it reads the catalogs for that.
-// Two rehearsals do it beforehand. This keeps the time between two commands short. The promise
+// Two warm-ups do it beforehand. This keeps the time between two commands short. The promise
 // doesn't depend on it.
 //
-//	                      when                                what it saves
-//	endRehearsalQuery     with a holder's first heartbeat     0.5 ms of its announcement
-//	turnRehearsalQueries  with the first question of a watch  0.45 ms of the try and the draw, and
-//	                                                          with a ledger 0.7 ms of the start
+//	                   when                                what it saves
+//	endWarmupQuery     with a holder's first heartbeat     0.5 ms of its announcement
+//	turnWarmupQueries  with the first question of a watch  0.45 ms of the try and the draw, and
+//	                                                       with a ledger 0.7 ms of the start
 
-// endRehearsalQuery is a query that announces the end of a tenure, but finds no listener. A
+// endWarmupQuery is a query that announces the end of a tenure, but finds no listener. A
 // session's first announcement makes it read the server's catalogs, which takes half a millisecond:
-// with the rehearsal it has done so before its command ends.
-func (h *Held) endRehearsalQuery() (query []string) {
+// with the warm-up it has done so before its command ends.
+func (h *Held) endWarmupQuery() (query []string) {
 	if h.cfg.Session.Transaction || h.cfg.ofList {
 		return nil
 	}
 	return []string{h.wordQuery(h.Locks[0], h.cfg.Claim.listenersSQL(h.Locks)+" AND pid IS NULL", "")}
 }
 
-// turnRehearsalQueries are, for one of the first in line, a burst without a try, a draw that finds
+// turnWarmupQueries are, for one of the first in line, a burst without a try, a draw that finds
 // no lock and, with a ledger, a start without a token, which starts nothing. The text is the same
 // at all places in line, so that it is one entry in pg_stat_statements. While brief tenures follow
 // each other there is no watch, and nobody makes them: the server would have to do them between two
 // commands.
-func (w *waiter) turnRehearsalQueries() (queries []string) {
+func (w *waiter) turnWarmupQueries() (queries []string) {
 	locks := w.cfg.Claim.locks()
 	if w.cfg.drawsWithTry() {
 		queries = append(queries, w.burstQuery(burstTries), w.cfg.drawQueryOf(locks, "NULL")+" AND pid IS NULL")
