@@ -56,6 +56,7 @@ type run struct {
 	signals <-chan os.Signal // for the command
 
 	held          *lock.Held
+	waited        time.Duration // for the lock; 0 for an item of a list
 	guard         *child.Guard
 	keepsGuard    bool         // for the next command
 	sharesSession bool         // other commands may run in the same session
@@ -83,6 +84,7 @@ func (p *process) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, 
 
 // acquire takes the lock. The guard starts meanwhile.
 func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
+	began := time.Now()
 	held, err := candidate.Acquire(ctx, func(s *session.Session) (abandon func(), err error) {
 		if r.guard, err = r.newGuard(s); err != nil {
 			return func() {}, err
@@ -92,7 +94,7 @@ func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 	if err != nil {
 		return err
 	}
-	r.held = held
+	r.held, r.waited = held, time.Since(began)
 	return nil
 }
 
@@ -211,8 +213,8 @@ func (r *run) attributes() []any {
 	if r.held.Slot() > 0 {
 		attrs = append(attrs, "slot", r.held.Slot())
 	}
-	if r.held.Took > 0 {
-		attrs = append(attrs, "waited", r.held.Took)
+	if r.waited > 0 {
+		attrs = append(attrs, "waited", r.waited)
 	}
 	return attrs
 }

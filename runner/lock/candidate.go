@@ -71,16 +71,11 @@ func (c *Candidate) answered() {
 // and otherwise ctx's cause, or an error of prepare. If ctx ends while the start is under way at
 // the server, Acquire may succeed all the same: the caller then gives the locks back.
 func (c *Candidate) Acquire(ctx context.Context, prepare Prepare) (*Held, error) {
-	var held *Held
 	err := c.persist(ctx, func() (err error) {
-		held, err = c.attempt(ctx, prepare)
+		c.last, err = c.attempt(ctx, prepare)
 		return err
 	})
-	if c.last = held; err != nil {
-		return nil, err
-	}
-	held.Took = time.Since(c.began)
-	return held, nil
+	return c.last, err
 }
 
 // persist calls attempt until it succeeds, or fails for a reason that isn't waited out.

@@ -31,14 +31,13 @@ type Held struct {
 
 	// Once it has settled:
 
-	Took     time.Duration // all of Acquire; 0 for an item of a list
-	end      ledger.End    // of the command
-	unnoted  bool          // the ledger lacks the run under a lock, and no warning has said so yet
-	showsEnd bool          // the session's name will show the end
-	prefers  string        // the host that is to have the lock next
-	calling  bool          // the session calls those in line
-	since    time.Time     // when Settle was done, and the command could start
-	stays    time.Time     // the session stays until then, after the release
+	end      ledger.End // of the command
+	unnoted  bool       // the ledger lacks the run under a lock, and no warning has said so yet
+	showsEnd bool       // the session's name will show the end
+	prefers  string     // the host that is to have the lock next
+	calling  bool       // the session calls those in line
+	since    time.Time  // when Settle was done, and the command could start
+	stays    time.Time  // the session stays until then, after the release
 }
 
 // drawn is what the draw of the token has told. Whoever draws anew forgets all of it.
