@@ -72,14 +72,6 @@ func othersInLinesOf(lines ...lockkey.ID) string {
 	return "locktype = 'advisory' AND granted AND pid <> pg_catalog.pg_backend_pid() AND " + advisory.InLinesOf(lines...)
 }
 
-// linesFor are the locks in whose lines the sessions stand that wait for any of these locks.
-func (c Claim) linesFor(locks []advisory.Lock) []lockkey.ID {
-	if c.takesAny() {
-		return []lockkey.ID{*c.Gate}
-	}
-	return idsOf(locks)
-}
-
 // endQueries are the queries that announce, for each lock, that its command is dead, and the
 // query that frees all locks. prefers is the host that should hold them next, or empty.
 func (h *Held) endQueries(prefers string) (words []string, unlock string) {

@@ -29,13 +29,10 @@
 //
 // What a waiter knows:
 //
-//	look        all that the server shows of a lock, asked for at once (evidence.Look)
 //	watch       the question about the holder alone that the first in line ask with their
 //	            heartbeats
 //	contested   others have the lock, or may have had it while the bid did not listen, so
 //	            that it takes evidence to start at once
-//	evidence    what a waiter has heard and seen of a lock's holders, and the verdict that
-//	            follows from it: start at once, or after a delay (package evidence)
 //	lock-delay  how long the lock is held without a command where there is no evidence
 //
 // In line, for speed and fairness alone:
@@ -43,14 +40,14 @@
 //	line     the waiters, each with a ticket
 //	place    a bid's place in line: its ticket, and other locks that it has for that. Its rank
 //	         is the number of the place, from 1
-//	turn     when a waiter looks and tries next (crowd.Turn)
 //	burst    many tries in one statement, when the lock is about to be freed
 //	dormant  a waiter so far behind that it doesn't listen
 //
-// Three packages below know no session. Package advisory has all locks that pglead takes, and their
-// SQL; the table at its top says what a ticket, a mark, an arrival, a call and a gate are. Package
-// evidence decides what follows from what a waiter has heard and seen. Package crowd decides who of
-// many listens, looks and tries, and when.
+// Three packages below know no session, and explain their own words. Package advisory has all locks
+// that pglead takes, and their SQL; the table at its top says what a ticket, a mark, an arrival, a
+// call and a gate are. Package evidence has what a waiter has heard and seen of a lock's holders (a
+// look shows all of it at once), and the verdict: start at once, or after a delay. Package crowd
+// decides who of many listens, and when each looks and tries (its turn).
 //
 // This is how one run takes and releases its locks:
 //
@@ -118,6 +115,16 @@ func (c Claim) lineFor(id lockkey.ID) lockkey.ID {
 		return *c.Gate
 	}
 	return id
+}
+
+// linesFor are the locks in whose lines the sessions stand that wait for any of these locks.
+func (c Claim) linesFor(locks []advisory.Lock) (lines []lockkey.ID) {
+	for _, l := range locks {
+		if line := c.lineFor(l.ID); !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
 }
 
 // Sought are the locks to look at for a claim, and the locks whose lines lead to them.

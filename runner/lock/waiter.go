@@ -321,7 +321,7 @@ func (w *waiter) refuse(ctx context.Context) error {
 		return conflict // without their names
 	}
 	for _, view := range views {
-		if view.Backend != w.s.BackendPID() && (!w.cfg.Claim.takesAny() || view.ID != *w.cfg.Claim.Gate) {
+		if view.Backend != w.s.BackendPID() && slices.Contains(w.cfg.Claim.IDs, view.ID) {
 			conflict.Holders = append(conflict.Holders, view)
 		}
 	}
