@@ -120,9 +120,9 @@ func (w *waiter) beginWait() error {
 	return w.preparation.done()
 }
 
-// standInLine is the loop in line: it waits for news or the next due time, decides, tries and looks,
-// until something is granted or the time is up. Of several locks it gets only the next one: the caller's
-// Try takes the rest.
+// standInLine is the loop in line: it waits for news or the next due time, decides, tries and
+// looks, until something is granted or the time is up. Of several locks it gets only the next one:
+// the caller's Try takes the rest.
 func (w *waiter) standInLine(ctx context.Context) (granted bool, err error) {
 	if err := w.join(ctx); err != nil {
 		return false, err
