@@ -248,8 +248,8 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 // reconnects are the pauses between attempts to connect. Each is a random part of a backoff that
 // doubles, so that the waiters don't overrun a server that comes up again. The first in line, on
 // which the next command depends, pause for frontAgain at most, but only for the time frontFor. If
-// a server answers with an error, such as that it isn't ready, they use answered, which doubles, too:
-// each such attempt leaves a line in that server's log.
+// a server answers with an error, such as that it isn't ready, they use answered, which doubles,
+// too: each such attempt leaves a line in that server's log.
 type reconnects struct {
 	backoff, answered *pace.Backoff
 	since             time.Time     // when the last session was lost, or the attempts began

@@ -93,8 +93,8 @@ func (b *Bid) tookCommon(ids []lockkey.ID, marks session.Rows) {
 	}
 }
 
-// tookTicketMark notes whether the waiter got the mark of its ticket, which is for the locks to which
-// its line leads.
+// tookTicketMark notes whether the waiter got the mark of its ticket, which is for the locks to
+// which its line leads.
 func (b *Bid) tookTicketMark(mark session.Rows) {
 	row, err := mark.Only(1)
 	if err != nil || row[0] == "" {

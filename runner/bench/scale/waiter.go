@@ -8,9 +8,9 @@ import (
 )
 
 // A waiter follows the rules of package crowd (Turn says when it tries and looks) and of package
-// lock, where their reasons are: line_dormant.go has who listens, and line_watch.go what the heartbeat
-// of the first few is for. Here all holders show themselves, all sessions have one role, and nobody
-// dies.
+// lock, where their reasons are: line_dormant.go has who listens, and line_watch.go what the
+// heartbeat of the first few is for. Here all holders show themselves, all sessions have one role,
+// and nobody dies.
 
 // knowledge is what a waiter knows of the holders since it listens.
 type knowledge int

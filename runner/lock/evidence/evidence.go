@@ -4,7 +4,8 @@
 // and ask it for a Verdict.
 //
 // Read it in this order: announcement.go (what holders say), look.go (what the server shows), the
-// table of states below, starts.go (whose commands may be alive), closing.go (whose word ends what).
+// table of states below, starts.go (whose commands may be alive), closing.go (whose word ends
+// what).
 package evidence
 
 import (
