@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -54,7 +55,7 @@ type scene struct {
 func newScene() *scene {
 	s := &scene{
 		sent: make(chan os.Signal, 64), deadlines: make(chan boottime.Instant, 1),
-		fate: &playedLock{lost: make(chan struct{}), stepDowns: make(chan struct{}, 1)},
+		fate: &playedLock{lost: make(chan struct{}), stepDowns: make(chan lock.StepDown, 1)},
 	}
 	s.job = &playedCommand{told: s.say, events: make(chan child.Event, 16), done: make(chan struct{})}
 	withoutTime := func(_ []string, a slog.Attr) slog.Attr {
@@ -66,7 +67,7 @@ func newScene() *scene {
 	s.supervision = supervision{
 		cfg:  &Config{Lock: lock.Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}}},
 		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
-		renewed: s.deadlines, signals: s.sent, stepDowns: s.fate.stepDowns,
+		renewed: s.deadlines, signals: s.sent,
 		onLoss:          func(reason error) { s.say("hook: " + reason.Error()) },
 		restoreTerminal: func() {},
 	}
@@ -122,12 +123,29 @@ func renews(deadline time.Duration) func(*scene) {
 	return func(s *scene) { s.deadlines <- boottime.Instant(deadline) }
 }
 
-func asksToStepDown(s *scene) { s.fate.stepDowns <- struct{}{} }
+func asksToStepDown(s *scene) {
+	if s.fate.asked.Swap(true) {
+		return
+	}
+	find := func() { s.fate.stepDowns <- lock.StepDown{By: "root@elsewhere", To: "web2"} }
+	if s.fate.askerLate == 0 {
+		find()
+		return
+	}
+	go func() {
+		select {
+		case <-time.After(s.fate.askerLate):
+			find()
+		case <-s.fate.lost: // the lock's session has ended, and the question with it
+		}
+	}()
+}
 
 // playedLock is a lock that is lost when a test says so.
 type playedLock struct {
 	lost      chan struct{}
-	stepDowns chan struct{}
+	asked     atomic.Bool
+	stepDowns chan lock.StepDown
 	askerLate time.Duration
 	preferred string // the host that is to have the lock next
 	noted     bool   // the end is in the ledger
@@ -136,26 +154,16 @@ type playedLock struct {
 	err error
 }
 
-func (l *playedLock) Lost() <-chan struct{}      { return l.lost }
-func (l *playedLock) StepDowns() <-chan struct{} { return l.stepDowns }
-func (l *playedLock) Prefer(host string)         { l.preferred = host }
+func (l *playedLock) Lost() <-chan struct{}           { return l.lost }
+func (l *playedLock) Asked() bool                     { return l.asked.Load() }
+func (l *playedLock) StepDowns() <-chan lock.StepDown { return l.stepDowns }
+func (l *playedLock) Prefer(host string)              { l.preferred = host }
 
 func (l *playedLock) NoteEnd(context.Context) <-chan struct{} {
 	l.noted = true
 	done := make(chan struct{})
 	close(done)
 	return done
-}
-
-func (l *playedLock) Asker(context.Context) (by, to string) {
-	if l.askerLate > 0 {
-		select {
-		case <-time.After(l.askerLate):
-		case <-l.lost: // the lock's session has ended, and the question with it
-			return "", ""
-		}
-	}
-	return "root@elsewhere", "web2"
 }
 
 func (l *playedLock) Err() error {

@@ -12,11 +12,6 @@ import (
 // came before the command's end still decides who is to have the lock next, even if --min-hold is
 // over.
 func (s *supervision) linger() (asked Asked) {
-	select {
-	case <-s.stepDowns:
-		s.findAsker()
-	default:
-	}
 	rest := s.cfg.MinHold - time.Since(s.started)
 	switch {
 	case rest > 0:
@@ -24,13 +19,13 @@ func (s *supervision) linger() (asked Asked) {
 		s.cfg.Lock.Observer.SayAlive(rest + s.cfg.Lock.Session.Lease)
 		noted := s.held.NoteEnd(context.Background()) // the end of the session ends this, too
 		defer func() { <-noted }()
-	case s.asker == nil:
+	case !s.held.Asked():
 		return 0
 	}
 	for over := time.After(rest); ; {
 		select {
 		case <-over:
-			if s.asker == nil {
+			if !s.held.Asked() {
 				return 0
 			}
 			over = nil // wait for who asks: the release would have to wait for the same answer
@@ -39,12 +34,10 @@ func (s *supervision) linger() (asked Asked) {
 				s.log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
 			}
 			return 0
-		case <-s.stepDowns:
-			s.findAsker()
-		case who := <-s.asker:
-			s.held.Prefer(who.to)
+		case request := <-s.held.StepDowns():
+			s.held.Prefer(request.To)
 			if rest > 0 {
-				s.log.Warn("asked to step down by "+who.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", who.by)
+				s.log.Warn("asked to step down by "+request.By+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", request.By)
 			}
 			return ByStepDown
 		case sig := <-s.signals:

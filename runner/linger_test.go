@@ -35,11 +35,11 @@ func TestLinger(t *testing.T) {
 7s level=WARN msg="asked to step down by root@elsewhere; not holding the lock for the rest of --min-hold" event=stepping_down by=root@elsewhere`,
 		},
 		"somebody asked before the end": {
-			askerLate: 2 * sec, incidents: []incident{{3 * sec, asksToStepDown}},
+			askerLate: 3 * sec, incidents: []incident{{3 * sec, asksToStepDown}},
 			over: 6 * sec, asked: ByStepDown,
 		},
 		"somebody asked before, and the lock is lost": {
-			askerLate: 2 * sec, incidents: []incident{{3 * sec, asksToStepDown}, {5 * sec, loses(errCut)}},
+			askerLate: 3 * sec, incidents: []incident{{3 * sec, asksToStepDown}, {5 * sec, loses(errCut)}},
 			over: 5 * sec,
 		},
 		"the lock is lost": {

@@ -15,6 +15,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -39,8 +40,6 @@ type supervision struct {
 	lossLevel slog.Level // process.lossLevel
 
 	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
-	stepDowns  <-chan struct{}  // requests; nil after the first, since one is enough
-	asker      <-chan asker     // once it is known who asks; nil if nobody does, or after it was obeyed
 	asked      Asked            // what has asked the command to end
 	received   []unix.Signal    // other signals that the command has received
 	killAfter  <-chan time.Time // fires when the command's time to end is up; nil: it has no limit
@@ -52,8 +51,8 @@ type heldLock interface {
 	Lost() <-chan struct{}
 	Err() error
 
-	StepDowns() <-chan struct{} // requests for that
-	Asker(ctx context.Context) (by, to string)
+	Asked() bool // to step down
+	StepDowns() <-chan lock.StepDown
 	Prefer(host string)
 	NoteEnd(ctx context.Context) (done <-chan struct{})
 }
@@ -106,7 +105,7 @@ type command interface {
 // The guard also watches the connection itself (guardProcess.await), in case this process is
 // stopped or dead. If the guard noticed the loss first, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
-	s.lost, s.stepDowns = s.held.Lost(), s.held.StepDowns()
+	s.lost = s.held.Lost()
 	timeout := after(s.cfg.Timeout)
 	var tick <-chan time.Time
 	if s.cfg.Lock.Observer.Alive != nil {
@@ -139,10 +138,8 @@ func (s *supervision) supervise() (Outcome, error) {
 		case sig := <-s.signals:
 			s.command.Forward(sig.(unix.Signal))
 			s.signalled(sig.(unix.Signal))
-		case <-s.stepDowns:
-			s.findAsker()
-		case who := <-s.asker:
-			s.stepDown(who)
+		case request := <-s.held.StepDowns():
+			s.stepDown(request)
 		case <-timeout:
 			s.timeOut()
 		case <-s.killAfter:
@@ -239,28 +236,10 @@ func (s *supervision) askToEnd(by Asked) {
 	s.command.Signal(unix.SIGCONT)
 }
 
-// asker says who asks to step down, and which host should have the lock next.
-type asker struct{ by, to string }
-
-// findAsker asks the server who asks to step down. The answer comes on a channel, since the server
-// may be slow or silent.
-func (s *supervision) findAsker() {
-	read := make(chan asker, 1)
-	s.stepDowns, s.asker = nil, read
-	go func() {
-		by, to := s.held.Asker(context.Background()) // the end of the session ends this, too
-		if by == "" && s.held.Err() != nil {
-			return
-		}
-		read <- asker{cmp.Or(by, "somebody"), to}
-	}()
-}
-
-func (s *supervision) stepDown(who asker) {
-	s.asker = nil
+func (s *supervision) stepDown(request lock.StepDown) {
 	s.askToEnd(ByStepDown)
-	s.held.Prefer(who.to)
-	s.log.Warn("asked to step down by "+who.by+"; sending SIGTERM", "event", "stepping_down", "by", who.by)
+	s.held.Prefer(request.To)
+	s.log.Warn("asked to step down by "+request.By+"; sending SIGTERM", "event", "stepping_down", "by", request.By)
 	s.startKillAfter(s.cfg.KillAfterSignal)
 }
 

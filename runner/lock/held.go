@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/pglead/pglead/runner/advisory"
@@ -26,7 +27,8 @@ type Held struct {
 	verdict evidence.Verdict
 
 	drawn                             // zero before the draw
-	stepDowns chan struct{}           // requests for that
+	asked     *atomic.Bool            // to step down
+	stepDowns chan StepDown           // the first request
 	renewed   <-chan boottime.Instant // the item's share of the session's deadlines, in a list
 
 	// Once it has settled:
@@ -54,7 +56,7 @@ type drawn struct {
 
 // nothingHeld is what a bid has before it has got anything.
 func (b *Bid) nothingHeld() *Held {
-	return &Held{cfg: &b.cfg, Session: b.s, verdict: evidence.Verdict{CoversEarlier: true}, stepDowns: make(chan struct{}, 1)}
+	return &Held{cfg: &b.cfg, Session: b.s, verdict: evidence.Verdict{CoversEarlier: true}, asked: new(atomic.Bool), stepDowns: make(chan StepDown, 1)}
 }
 
 // Slot is, with a gate, the index of the lock in the claim, from 1; otherwise it is 0.

@@ -152,7 +152,7 @@ WHERE NOT %s`,
 		beat.Then = func(answers []session.Rows) {
 			for _, row := range answers[len(answers)-1] {
 				if h := of[strings.Join(row, " ")]; h != nil {
-					nudge(h.stepDowns)
+					h.noteStepDown()
 				}
 			}
 		}

@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -156,16 +157,38 @@ func boundWaitsQuery(cfg session.Config) []string {
 // readStepDown reads the value of stepDownSQL, which is the last answer.
 func (h *Held) readStepDown(answers []session.Rows) {
 	if answers[len(answers)-1].Is("f") {
-		nudge(h.stepDowns)
+		h.noteStepDown()
 	}
 }
 
-// StepDowns delivers requests to step down.
-func (h *Held) StepDowns() <-chan struct{} { return h.stepDowns }
+// StepDown is a request to a holder, as far as the asking session's name tells.
+type StepDown struct {
+	By string // the person who asks
+	To string // the host that should have the lock next, or nothing
+}
 
-// Asker is the name of the person who asks, and the host that should have the lock next,
-// as far as the asking session's name tells.
-func (h *Held) Asker(ctx context.Context) (by, to string) {
+// StepDowns delivers the first request to step down, once it is known who asks.
+func (h *Held) StepDowns() <-chan StepDown { return h.stepDowns }
+
+// Asked says whether somebody has asked to step down, also if it isn't known yet who did.
+func (h *Held) Asked() bool { return h.asked.Load() }
+
+// noteStepDown notes a request to step down, and finds out who asks. The session's reader calls it,
+// and the server may be slow or silent, so the answer comes later.
+func (h *Held) noteStepDown() {
+	if h.asked.Swap(true) {
+		return
+	}
+	go func() {
+		by, to := h.asker(context.Background()) // the end of the session ends this, too
+		if by != "" || h.Err() == nil {
+			h.stepDowns <- StepDown{By: cmp.Or(by, "somebody"), To: to}
+		}
+	}()
+}
+
+// asker is the name of the person who asks, and the host that should have the lock next.
+func (h *Held) asker(ctx context.Context) (by, to string) {
 	var requests []lockkey.ID
 	for _, l := range h.Locks {
 		requests = append(requests, advisory.StepDownOf(l.ID).ID)

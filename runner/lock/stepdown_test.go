@@ -37,16 +37,15 @@ func TestStepDown(t *testing.T) {
 			t.Fatal(err)
 		}
 		select {
-		case <-h.StepDowns():
+		case request := <-h.StepDowns():
+			if want := (lock.StepDown{By: "cron on web1", To: to}); request != want || !h.Asked() {
+				t.Errorf("it is asked %+v, want %+v", request, want)
+			}
 		case <-time.After(longest):
 			t.Fatal("the request is not heard")
 		}
-		by, host := h.Asker(t.Context())
-		if by != "cron on web1" || host != to {
-			t.Errorf("%q asks, for %q", by, host)
-		}
 		r.Close()
-		h.Prefer(host)
+		h.Prefer(to)
 		release(t, h)
 		h.Close()
 	}
