@@ -118,17 +118,18 @@ type Session struct {
 	hearers     map[string]hearFunc // by channel
 }
 
-// state says who ends the session, or has ended it:
+// state says how a session ends. It only goes forward:
 //
-//	open            → lost, closed
-//	open → parting  → closed        by the answer to the request; before it → lost
+//	open           → parting   its owner sends a goodbye with a request (Request.Last)
+//	open, parting  → closed    its owner closes it
+//	open, parting  → lost      anything else ends it; not once that request is answered
 type state int
 
 const (
-	open    state = iota
-	parting       // its owner, by a goodbye that was sent with a request (Request.Last)
-	closed        // its owner, by Close
-	lost          // the server or the network, or this process, which was late
+	open state = iota
+	parting
+	closed
+	lost
 )
 
 // serverFacts are what the login, Begin and the second session have learned about the server.
