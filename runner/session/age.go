@@ -104,10 +104,11 @@ const ageQuery = "SELECT " + undisturbedSQL + `greatest((` + promotedAgeQuery + 
 			(pg_catalog.pg_stat_get_last_analyze_time(c.oid)), (pg_catalog.pg_stat_get_last_autoanalyze_time(c.oid))) AS t(at)
 		WHERE t.at > pg_catalog.pg_postmaster_start_time()) AS known(at))) END)`
 
-// readServerAge reads the values of ageInstantsSQL. The instants are in binary.
-func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (time.Duration, error) {
+// readServerAge reads the values of ageInstantsSQL. The instants are in binary. It also returns the
+// value of ServerIdentitySQL.
+func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (age time.Duration, identity string, err error) {
 	replayed := values[0]
-	var instants [3]int64 // in microseconds
+	var instants [3]int64 // in microseconds since 2000
 	for i, value := range values[1:] {
 		switch {
 		case len(value) == 8:
@@ -115,24 +116,26 @@ func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (tim
 		case i == 2 && value == nil: // the statistics were never reset
 			instants[i] = math.MinInt64
 		default:
-			return 0, NotPostgreSQL()
+			return 0, "", NotPostgreSQL()
 		}
 	}
 	now, started, reset := instants[0], instants[1], instants[2]
-	age := sinceThen(float64(now-max(started, reset)) / 1e6)
+	const year2000 = 946_684_800e6 // as ServerIdentitySQL counts
+	identity = strconv.FormatInt(started+year2000, 10)
+	age = sinceThen(float64(now-max(started, reset)) / 1e6)
 	if string(replayed) == "f" {
-		return age, nil
+		return age, identity, nil
 	}
 	results, err := pg.Exec(ctx, readCommitted+"; "+OwnNames+"; "+promotedAgeQuery).ReadAll()
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	row, err := rowsOf(results).Only(1)
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	promoted, err := parseAge(row[0])
-	return min(age, promoted), err
+	return min(age, promoted), identity, err
 }
 
 // parseAge reads the value of serverAgeSQL, promotedAgeQuery or ageQuery.

@@ -63,9 +63,10 @@ const keepaliveCount = 4
 
 // loginAnswers are the answers to the login checks of a connection that passed them.
 type loginAnswers struct {
-	age   time.Duration // of the server's lock table
-	first *string       // to Config.FirstTry, or nil if there was none
-	login string        // to Config.LoginQuestion
+	age      time.Duration // of the server's lock table
+	identity string        // of the server: see ServerIdentitySQL
+	first    *string       // to Config.FirstTry, or nil if there was none
+	login    string        // to Config.LoginQuestion
 }
 
 // checkLogin asks, in one statement, what kind of server this is. The same statement makes the
@@ -122,7 +123,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 		value := string(row[firstColumn])
 		answers.first = &value
 	}
-	answers.age, err = readServerAge(ctx, pg, row[ageColumns:])
+	answers.age, answers.identity, err = readServerAge(ctx, pg, row[ageColumns:])
 	return answers, err
 }
 

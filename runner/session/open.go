@@ -52,7 +52,7 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 	}
 	s := takeWire(pg, cfg)
 	s.facts.began = s.facts.began.Add(-answers.age)
-	s.firstTry, s.loginAnswer = answers.first, answers.login
+	s.facts.identity, s.firstTry, s.loginAnswer = answers.identity, answers.first, answers.login
 	s.cfg.Database = way.pin(cfg.Database)
 	return s, nil
 }

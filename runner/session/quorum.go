@@ -41,9 +41,6 @@ func (s *Session) commit(ctx context.Context, columns string) ([]string, error) 
 	if err := second.freshen(ctx); err != nil {
 		return nil, s.secondError(err)
 	}
-	if err := s.identify(ctx); err != nil {
-		return nil, err
-	}
 	second.noteIdentity(s.identity())
 	s.dependOn(second)
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*leasetime.BeatEvery(s.cfg.Lease), s.noQuorum())
@@ -158,7 +155,7 @@ func (s *Session) judgeCommit(answers []Rows) (confirmed bool, err error) {
 	before, after := answers[0][0], answers[1][0]
 	var e *Error
 	switch here := s.identity(); {
-	case here != "" && (before[3] != here || after[3] != here):
+	case before[3] != here || after[3] != here:
 		e = Errorf(Unreachable, "", "the second connection leads to another server than the one that has the lock")
 	case before[2] == "" || after[2] == "":
 		e = Errorf(NoStandbys, "", "synchronous_standby_names is empty by now, so that a commit waits for no standby")

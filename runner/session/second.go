@@ -112,36 +112,22 @@ func (s *Session) DropSecond() {
 	}
 }
 
-// ServerIdentitySQL is an SQL expression whose value differs between two servers, even of
-// one cluster.
-const ServerIdentitySQL = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
+// ServerIdentitySQL is an SQL expression whose value differs between two servers, even of one
+// cluster: the microseconds from 1970 to the postmaster's start.
+const ServerIdentitySQL = "(extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint"
 
-// identify asks the server for its identity. In a transaction Begin has done that.
-func (s *Session) identify(ctx context.Context) error {
-	if s.identity() != "" {
-		return nil
-	}
-	row, err := s.Row(ctx, 1, "SELECT "+ServerIdentitySQL)
-	if err != nil {
-		return Rejected(err, "ask which server has the lock")
-	}
-	s.noteIdentity(row[0])
-	return nil
-}
-
-// noteIdentity notes the identity of the server that has the locks. A pooler may lead the second
-// session to another server, whose standbys confirm nothing for this one.
-func (s *Session) noteIdentity(identity string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.facts.identity = identity
-}
-
-// identity is the identity of the server that has the locks, or empty before it was asked.
+// identity is the identity of the server that has the locks. A pooler may lead the second session
+// to another server, whose standbys confirm nothing for this one.
 func (s *Session) identity() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.facts.identity
+}
+
+func (s *Session) noteIdentity(identity string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.facts.identity = identity
 }
 
 // secondError turns an error of the second session into one for the user of this session, which

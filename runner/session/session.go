@@ -135,7 +135,7 @@ const (
 // serverFacts are what the login, Begin and the second session have learned about the server.
 type serverFacts struct {
 	began    boottime.Instant // of the server's lock table; guarded by the session's mu
-	identity string           // the value of ServerIdentitySQL, once it was asked, or empty; guarded by the session's mu
+	identity string           // the value of ServerIdentitySQL; guarded by the session's mu
 
 	// With a quorum; guarded by the session's mu:
 	promoted bool             // the server was once a standby
