@@ -75,9 +75,9 @@ func TestUntilSignal(t *testing.T) {
 	})
 }
 
-// TestSignalTakerKeeps: when keep returns while a signal comes, the signal has ended the context, or
+// TestKeep: when keep returns while a signal comes, the signal has ended the context, or
 // will be kept.
-func TestSignalTakerKeeps(t *testing.T) {
+func TestKeep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		signals, stop, goOn := make(chan os.Signal, 64), make(chan struct{}), make(chan struct{})
 		taker := newSignalTaker(stop)

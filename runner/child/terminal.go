@@ -55,9 +55,9 @@ func foreground(tty *os.File) int {
 }
 
 // NoteTerminal notes the modes of this process's terminal before a command, if this process is in
-// its foreground. An editor reads keys without an echo, and an interactive shell puts a group of its
-// own into the foreground. If they are killed they can't undo that, and shells take over the modes
-// that an exited process leaves. So restore then does it.
+// its foreground. An editor reads keys without an echo, and an interactive shell puts a group of
+// its own into the foreground. If they are killed they can't undo that, and shells take over the
+// modes that an exited process leaves. So restore then does it.
 func NoteTerminal() (restore func()) {
 	tty, err := openTerminal()
 	if err != nil {
@@ -72,8 +72,8 @@ func NoteTerminal() (restore func()) {
 }
 
 // restoreTerminal gives the terminal its modes again, and puts this process's group into its
-// foreground, if the group there is dead. If another is there the terminal is not this process's any
-// more: a shell has it after Ctrl-Z.
+// foreground, if the group there is dead. If another is there the terminal is not this process's
+// any more: a shell has it after Ctrl-Z.
 func restoreTerminal(modes *unix.Termios) {
 	tty, err := openTerminal()
 	if err != nil {

@@ -12,10 +12,10 @@ import (
 
 // A session may have a second one, which commits for it:
 //
-//   - With a quorum (quorum.go). Its commits hang while the standbys don't answer, and a session that
-//     hangs in a commit is not idle: the server's idle_session_timeout could not free its lock.
-//   - With a transaction that holds the lock (transaction.go). The second session draws the token and,
-//     with a ledger, asks it.
+//   - With a quorum (quorum.go). Its commits hang while the standbys don't answer, and a session
+//     that hangs in a commit is not idle: the server's idle_session_timeout could not free its lock.
+//   - With a transaction that holds the lock (transaction.go). The second session draws the token
+//     and, with a ledger, asks it.
 
 // OnSecond evaluates columns, which are SQL expressions, on the second session, and returns their
 // values. The second session has to be on the server that has the locks. With a quorum it waits

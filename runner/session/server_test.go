@@ -211,8 +211,8 @@ func TestLeaseAtTheServer(t *testing.T) {
 	testserver.Eventually(t, "the lock is free", func() bool { return take(t, other, 7) })
 }
 
-// TestCloseIsNoLoss: a session that its owner ends is not lost, whether a request is under way, sends
-// the goodbye, or follows.
+// TestCloseIsNoLoss: a session that its owner ends is not lost, whether a request is under way,
+// sends the goodbye, or follows.
 func TestCloseIsNoLoss(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -8,8 +8,8 @@
 // within milliseconds. Another sends heartbeats, by which the server's silence is noticed.
 //
 // Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and
-// the reader), heartbeat.go (the lease), session.go (the loss, and the end). transaction.go, second.go
-// and quorum.go are for poolers and quorums, client.go for commands that only ask.
+// the reader), heartbeat.go (the lease), session.go (the loss, and the end). transaction.go,
+// second.go and quorum.go are for poolers and quorums, client.go for commands that only ask.
 package session
 
 import (
@@ -225,8 +225,8 @@ func (s *Session) BackendPID() uint32 { return s.pid.Load() }
 // Done is closed when the session has ended, and its locks with it, by a loss or by Close.
 func (s *Session) Done() <-chan struct{} { return s.done }
 
-// Err is the cause of the loss, of type *LostError. It is nil for a session that goes on, and for one
-// that its owner has ended.
+// Err is the cause of the loss, of type *LostError. It is nil for a session that goes on, and for
+// one that its owner has ended.
 func (s *Session) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
