@@ -35,7 +35,7 @@ makes up for failures.`,
 				}
 				return usagef("pglead check nightly --within 25h", "--within %s: how old may the last success be?", what)
 			}
-			ids, err := f.remembered(args[0])
+			ids, err := f.numbersOf(args[0])
 			if err != nil {
 				return err
 			}
@@ -48,7 +48,7 @@ makes up for failures.`,
 					return usagef("pglead history "+visible.ShellWord(args[0])+" shows the keys that match",
 						"check takes one key, and no run is remembered of %s", printable(args[0]))
 				}
-				return f.pronounce(cmd.OutOrStdout(), args[0], within.value, verdict)
+				return f.writeVerdict(cmd.OutOrStdout(), args[0], within.value, verdict)
 			})
 		},
 	}
@@ -86,7 +86,7 @@ func newSuccessView(s ledger.Success, now time.Time) *successView {
 	return &successView{Started: s.Started, Ended: s.Ended, Host: s.Host, Ago: now.Sub(s.Ended).Seconds()}
 }
 
-func (f *lookFlags) pronounce(w io.Writer, key string, within time.Duration, v ledger.Report) error {
+func (f *lookFlags) writeVerdict(w io.Writer, key string, within time.Duration, v ledger.Report) error {
 	state, text := verdictText(key, v)
 	view := checkView{
 		Key:         key,

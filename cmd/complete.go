@@ -83,7 +83,7 @@ func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cob
 	}
 	keys := keysRemembered(ctx, client, cmd.Name(), toComplete)
 	for _, l := range inspect.Locks(views) {
-		if l.Key != nil && (scheme == "" || l.Scheme == scheme) && strings.HasPrefix(*l.Key, toComplete) && plain(*l.Key) && !slices.Contains(keys, *l.Key) {
+		if l.Key != nil && (scheme == "" || l.Scheme == scheme) && strings.HasPrefix(*l.Key, toComplete) && unquoted(*l.Key) && !slices.Contains(keys, *l.Key) {
 			keys = append(keys, *l.Key)
 		}
 	}
@@ -104,12 +104,12 @@ func keysRemembered(ctx context.Context, client *session.Client, command, prefix
 	if err != nil {
 		return nil
 	}
-	return slices.DeleteFunc(keys, func(key string) bool { return !plain(key) })
+	return slices.DeleteFunc(keys, func(key string) bool { return !unquoted(key) })
 }
 
-// plain says whether no shell treats a key specially. Another session wrote the key, and
+// unquoted says whether no shell treats a key specially. Another session wrote the key, and
 // what completion offers becomes part of a command line.
-func plain(key string) bool {
+func unquoted(key string) bool {
 	return !strings.HasPrefix(key, "-") && !strings.HasPrefix(key, "=") && !strings.HasPrefix(key, "%") &&
 		!strings.ContainsFunc(key, func(r rune) bool {
 			return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-_./:@%+,=", r)

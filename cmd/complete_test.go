@@ -35,7 +35,7 @@ func TestPlainKeys(t *testing.T) {
 		"": true, "two words": false, "$(touch x)": false, "`x`": false, "a;b": false, "a\nb": false, "a\tb": false,
 		"-x": false, "=ls": false, "%1": false, "~root": false, "a*": false, "{a,b}": false, `a\b`: false, "a'b": false, "a&b": false, "#a": false, "!a": false,
 	} {
-		if plain(key) != want {
+		if unquoted(key) != want {
 			t.Errorf("%q is plain: %v", key, !want)
 		}
 	}

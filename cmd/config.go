@@ -62,7 +62,7 @@ func (o *options) config(cmd *cobra.Command, keys, args []string) (runner.Config
 	if err != nil {
 		return runner.Config{}, err
 	}
-	env := passedOn(cmd)
+	env := commandEnvironment(cmd)
 	switch {
 	case db.dsn == "":
 	case o.passDSN:
@@ -167,19 +167,12 @@ func (o *options) description(command string) describe.Description {
 		d.Slots = o.slots
 	}
 	d.Host, _ = os.Hostname()
+	user := "uid " + strconv.Itoa(os.Getuid())
+	if os.Getuid() == 0 {
+		user = "root"
+	}
 	// Not from the user database, which may be on a network that is down.
-	for _, variable := range []string{"LOGNAME", "USER"} {
-		if d.User == "" {
-			d.User = os.Getenv(variable)
-		}
-	}
-	switch {
-	case d.User != "":
-	case os.Getuid() == 0:
-		d.User = "root"
-	default:
-		d.User = "uid " + strconv.Itoa(os.Getuid())
-	}
+	d.User = cmp.Or(os.Getenv("LOGNAME"), os.Getenv("USER"), user)
 	return d
 }
 

@@ -100,8 +100,8 @@ func exitMeanings() []exitMeaning {
 	}
 }
 
-// given are the variables that pglead sets for the command.
-func given() [][2]string {
+// commandVariables are the variables that pglead sets for the command.
+func commandVariables() [][2]string {
 	return [][2]string{
 		{"PGLEAD_LOCK_KEY", "The key. Several keys are a line each."},
 		{"PGLEAD_LOCK_ID", "The lock's number. Those of several keys are a line each."},
@@ -273,7 +273,7 @@ func (p *manual) environment(cmd *cobra.Command, options []string) {
 	}
 	if about(runners, cmd) {
 		p.text("\nThe command gets the variables that follow. The options' variables are kept from it, and PGLEAD_DSN is withheld unless --pass-dsn is given.")
-		for _, v := range given() {
+		for _, v := range commandVariables() {
 			p.entry(v[0], v[1])
 		}
 	}

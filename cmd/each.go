@@ -15,9 +15,6 @@ import (
 	"github.com/pglead/pglead/runner"
 )
 
-// placeholder stands for the item in the key and in the command.
-const placeholder = lockkey.Placeholder
-
 type eachFlags struct {
 	options
 	argFile  string
@@ -150,7 +147,9 @@ func (f *eachFlags) task(scheme lockkey.Scheme, args []string, item string) runn
 	return runner.Task{Key: key, ID: id, Shared: f.shared, Command: command, Env: []string{itemVariable + "=" + item}}
 }
 
-func fill(template, item string) string { return strings.ReplaceAll(template, placeholder, item) }
+func fill(template, item string) string {
+	return strings.ReplaceAll(template, lockkey.Placeholder, item)
+}
 
 // split checks the flags, and finds the items among the arguments before --.
 func (f *eachFlags) split(cmd *cobra.Command, args []string) (items, command []string, err error) {
@@ -166,7 +165,7 @@ func (f *eachFlags) split(cmd *cobra.Command, args []string) (items, command []s
 	switch {
 	case len(f.keys) > 1:
 		err = usagef("", "--key is given %d times: {} in it stands for the item", len(f.keys))
-	case !strings.Contains(f.keys[0], placeholder):
+	case !strings.Contains(f.keys[0], lockkey.Placeholder):
 		err = usagef(example, "--key %s: {} is missing, which stands for the item", printable(f.keys[0]))
 	case f.parallel < 1 || f.parallel > mostParallel:
 		err = usagef("", "--parallel %d: from 1 to %d", f.parallel, mostParallel)

@@ -107,10 +107,10 @@ func checkChoices(flags *pflag.FlagSet) (err error) {
 	return err
 }
 
-// passedOn is the environment without the variables that are only for this pglead: those
+// commandEnvironment is pglead's own without the variables that are only for this pglead: those
 // of all commands' flags, those about the lock of an outer pglead, and systemd's.
-func passedOn(called *cobra.Command) []string {
-	withheld := slices.Concat(ownVariables(called), forSystemd())
+func commandEnvironment(called *cobra.Command) []string {
+	withheld := slices.Concat(ownVariables(called), systemdVariables())
 	return slices.DeleteFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
 		return slices.Contains(withheld, name)
@@ -138,7 +138,7 @@ func ownVariables(called *cobra.Command) []string {
 
 // lockVariables are the variables that tell a command about its lock.
 func lockVariables() (names []string) {
-	for _, v := range given() {
+	for _, v := range commandVariables() {
 		names = append(names, v[0])
 	}
 	return names

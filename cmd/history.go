@@ -82,7 +82,7 @@ func (f *historyFlags) history(cmd *cobra.Command, key string) error {
 	case f.output.value == "table" && f.since.value == 0:
 		most = tableRuns
 	}
-	ids, err := f.remembered(key)
+	ids, err := f.numbersOf(key)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func writeHistory(w io.Writer, p pastRuns) error {
 		rows = append(rows, append(row, p.lasted(r), visible.Text(result), remark))
 	}
 	var b strings.Builder
-	for _, line := range columns(rows, p.width, yielding{1, shorten}) {
+	for _, line := range columns(rows, p.width, shrinking{1, shorten}) {
 		if p.width > 0 {
 			line = shorten(line, p.width)
 		}

@@ -112,7 +112,7 @@ func writeKeys(w io.Writer, p pastKeys) error {
 	}
 	text := p.none + "\n"
 	if len(rows) > 1 {
-		text = strings.Join(columns(rows, p.width, yielding{0, squeeze}, yielding{2, shorten}), "\n") + "\n"
+		text = strings.Join(columns(rows, p.width, shrinking{0, squeeze}, shrinking{2, shorten}), "\n") + "\n"
 	}
 	_, err := io.WriteString(w, text+pausesText(pauses, p.width))
 	return err

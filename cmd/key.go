@@ -79,14 +79,15 @@ How a key becomes a number:
 			if len(keys) == 0 {
 				return usagef("pglead key invoice_gen/SUB-1234", "a key is missing")
 			}
-			if o.keyScheme == allSchemes {
-				return printSchemes(cmd.OutOrStdout(), keys, o.output.value == "json")
+			schemes := lockkey.Schemes()
+			if o.keyScheme != allSchemes {
+				scheme, err := o.scheme()
+				if err != nil {
+					return err
+				}
+				schemes = []lockkey.Scheme{scheme}
 			}
-			scheme, err := o.scheme()
-			if err != nil {
-				return err
-			}
-			return printKeys(cmd.OutOrStdout(), scheme, keys, o.output.value == "json")
+			return printKeys(cmd.OutOrStdout(), schemes, keys, o.output.value == "json")
 		},
 	}
 	o.register(cmd.Flags(), "key-scheme output")
@@ -115,55 +116,40 @@ func schemesHelp() string {
 	return b.String()
 }
 
-func printKeys(w io.Writer, scheme lockkey.Scheme, keys []string, asJSON bool) error {
-	var b strings.Builder // nothing is printed unless all is well
-	for _, key := range keys {
-		id, err := scheme.ID(key)
-		if err != nil {
-			return usagef("", "%s: %w", printable(key), err)
-		}
-		k := newKeyInfo(key, scheme.Name, id)
-		if !asJSON {
-			fmt.Fprintf(&b, `%s
-  number    %s
-  pg_locks  classid %d, objid %d, objsubid %d
-  take      %s
-  or        %s
-  release   %s
-  holder    %s
-`, printable(key), id, k.ClassID, k.ObjID, k.ObjSubID, k.SQL.Try, k.SQL.TryXact, k.SQL.Unlock, k.SQL.Holder)
-		} else if err := writeJSON(&b, k); err != nil {
-			return err
-		}
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// printSchemes is for people who find a number in pg_locks and wonder whose it is. A
-// scheme that does not accept the key is no failure.
-func printSchemes(w io.Writer, keys []string, asJSON bool) error {
+// printKeys prints what each scheme makes of the keys. A scheme that does not take a key is a failure
+// only if it is the only one: with all of them people find out whose a number in pg_locks is.
+func printKeys(w io.Writer, schemes []lockkey.Scheme, keys []string, asJSON bool) error {
 	const columns = "  %-18s  %-23v  %-10v  %-10v  %-8v  %s\n"
+	one := len(schemes) == 1
 	var b strings.Builder // nothing is printed unless all is well
 	for _, key := range keys {
-		err := lockkey.Check(key)
-		if err != nil {
+		if err := lockkey.Check(key); err != nil {
 			return usagef("", "%s: %w", printable(key), err)
 		}
 		if !asJSON {
-			fmt.Fprintf(&b, "%s\n"+columns, printable(key), "scheme", "number", "classid", "objid", "objsubid", "what it is")
+			b.WriteString(printable(key) + "\n")
 		}
-		for _, s := range lockkey.Schemes() {
+		if !asJSON && !one {
+			fmt.Fprintf(&b, columns, "scheme", "number", "classid", "objid", "objsubid", "what it is")
+		}
+		for _, s := range schemes {
 			id, refusal := s.ID(key)
+			k := newKeyInfo(key, s.Name, id)
+			var err error
 			switch {
-			case asJSON && refusal != nil:
+			case refusal != nil && one:
+				return usagef("", "%s: %w", printable(key), refusal)
+			case refusal != nil && asJSON:
 				err = writeJSON(&b, noKeyInfo{Key: key, Scheme: s.Name, Error: refusal.Error()})
 			case asJSON:
-				err = writeJSON(&b, newKeyInfo(key, s.Name, id))
+				err = writeJSON(&b, k)
 			case refusal != nil:
 				fmt.Fprintf(&b, columns, s.Name, "-", "-", "-", "-", refusal)
+			case one:
+				fmt.Fprintf(&b, "  number    %s\n  pg_locks  classid %d, objid %d, objsubid %d\n  take      %s\n  or        %s\n  release   %s\n  holder    %s\n",
+					id, k.ClassID, k.ObjID, k.ObjSubID, k.SQL.Try, k.SQL.TryXact, k.SQL.Unlock, k.SQL.Holder)
 			default:
-				fmt.Fprintf(&b, columns, s.Name, id, id.ClassID(), id.ObjID(), id.ObjSubID(), s.About)
+				fmt.Fprintf(&b, columns, s.Name, id, k.ClassID, k.ObjID, k.ObjSubID, s.About)
 			}
 			if err != nil {
 				return err

@@ -75,7 +75,7 @@ func oneAction(cmd *cobra.Command, args []string) error {
 	case slices.Contains(cmd.ValidArgs, args[0]):
 		return nil
 	}
-	return usagef(meaning(nearest(args[0], cmd.ValidArgs), hint), "unknown action %q", args[0])
+	return usagef(didYouMean(nearest(args[0], cmd.ValidArgs), hint), "unknown action %q", args[0])
 }
 
 // ofAction refuses flags that the action does not have.

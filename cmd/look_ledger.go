@@ -61,9 +61,9 @@ func grantedLedger(ctx context.Context, client *session.Client) (ledger.Ask, err
 	return ask, nil
 }
 
-// remembered are the numbers under which the ledger may have a key: its own, and those of
+// numbersOf are the numbers under which the ledger may have a key: its own, and those of
 // its slots. Without --slots that means all possible slots.
-func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
+func (f *lookFlags) numbersOf(key string) ([]lockkey.ID, error) {
 	scheme, err := f.scheme()
 	if err != nil {
 		return nil, err

@@ -131,7 +131,7 @@ func (f *lsFlags) list(ctx context.Context, client *session.Client, patterns []s
 		if unreadable(err) { // withPauses has said so
 			err = nil
 		}
-		return lockMetrics(busy(locks)) + rememberedMetrics(facts), err
+		return lockMetrics(inUse(locks)) + rememberedMetrics(facts), err
 	}
 	text := "no locks in "
 	if len(patterns) > 0 {
@@ -142,7 +142,7 @@ func (f *lsFlags) list(ctx context.Context, client *session.Client, patterns []s
 	if !t.wide {
 		t.width = foreground(os.Stdout)
 	}
-	if taken := busy(locks); len(taken) > 0 {
+	if taken := inUse(locks); len(taken) > 0 {
 		text = t.text(taken)
 	}
 	return text + pausesText(pausesOf(locks), t.width), nil
@@ -165,7 +165,7 @@ func matcher(patterns []string) (func(key string) bool, error) {
 	return matches.MatchString, nil
 }
 
-// busy are the locks that somebody holds or waits for.
-func busy(locks []*inspect.Lock) []*inspect.Lock {
+// inUse are the locks that somebody holds or waits for.
+func inUse(locks []*inspect.Lock) []*inspect.Lock {
 	return slices.DeleteFunc(slices.Clone(locks), func(l *inspect.Lock) bool { return len(l.Holders)+len(l.Waiters) == 0 })
 }

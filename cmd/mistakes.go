@@ -33,11 +33,11 @@ func unknownCommand(root *cobra.Command, word string) error {
 			names = append(names, cmd.Name())
 		}
 	}
-	return usagef(meaning(strings.Join(names, " or "), "see pglead --help"), "unknown command %q", word)
+	return usagef(didYouMean(strings.Join(names, " or "), "see pglead --help"), "unknown command %q", word)
 }
 
-// meaning is a hint: what may have been meant, if anything, and where to look.
-func meaning(meant, look string) string {
+// didYouMean is a hint: what may have been meant, if anything, and where to look.
+func didYouMean(meant, look string) string {
 	if meant == "" {
 		return look
 	}
@@ -73,7 +73,7 @@ func refuseShells(root *cobra.Command) {
 		if len(words) == 0 {
 			return usagef(hint, "the shell to complete for is missing")
 		}
-		return usagef(meaning(nearest(words[0], shells), hint), "unknown shell %q", words[0])
+		return usagef(didYouMean(nearest(words[0], shells), hint), "unknown shell %q", words[0])
 	}
 	completion.Args = cobra.ArbitraryArgs
 }
@@ -107,10 +107,10 @@ func flagMistake(cmd *cobra.Command, err error) error {
 		}
 		meant := meantFlag(cmd.Flags(), name)
 		switch {
-		case borrowed(name) != "" && about(runners, cmd):
-			hint = borrowed(name)
+		case hintForOthers(name) != "" && about(runners, cmd):
+			hint = hintForOthers(name)
 		case meant != "":
-			hint = meaning("--"+meant, hint)
+			hint = didYouMean("--"+meant, hint)
 		case slices.Contains([]string{"k", "key", "keys"}, name) && regexp.MustCompile(`\bKEY\b`).MatchString(cmd.Use):
 			hint = "the key is an argument: pglead " + cmd.Name() + " KEY"
 		case flagOfRun(name):
@@ -122,8 +122,8 @@ func flagMistake(cmd *cobra.Command, err error) error {
 	return usagef(hint, "%w", err)
 }
 
-// borrowed is a hint for a flag that flock or consul lock has.
-func borrowed(name string) string {
+// hintForOthers is a hint for a flag that flock or consul lock has.
+func hintForOthers(name string) string {
 	switch name {
 	case "n", "nb", "nonblock":
 		return "without --wait the lock is tried once, as by flock -n"

@@ -1,7 +1,6 @@
 package cmd
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -41,7 +40,7 @@ one, and says so.`,
 				return usagef("", "--note is not UTF-8")
 			}
 			wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
-			pause := func(k rememberedKey, ctx context.Context) (string, error) { return k.pause(ctx, wish) }
+			pause := func(k ledgerKey, ctx context.Context) (string, error) { return k.pause(ctx, wish) }
 			return f.eachKey(cmd, args[0], allMatching, pause)
 		},
 	}
@@ -64,15 +63,15 @@ Runs that wait for this start within some seconds.`,
   pglead resume 'import/*'`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.eachKey(cmd, args[0], pausedMatching, rememberedKey.resume)
+			return f.eachKey(cmd, args[0], pausedMatching, ledgerKey.resume)
 		},
 	}
 	f.lockFlags(cmd.Flags())
 	return cmd
 }
 
-// rememberedKey is a key with the numbers under which the ledger may have it.
-type rememberedKey struct {
+// ledgerKey is a key with the numbers under which the ledger may have it.
+type ledgerKey struct {
 	ask     ledger.Ask
 	key     string
 	ids     []lockkey.ID
@@ -84,22 +83,25 @@ type rememberedKey struct {
 func (f *lookFlags) eachKey(
 	cmd *cobra.Command, key string,
 	find func(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Facts, error),
-	do func(k rememberedKey, ctx context.Context) (text string, err error),
+	do func(k ledgerKey, ctx context.Context) (text string, err error),
 ) error {
 	var ids []lockkey.ID
 	var err error
 	if !isPattern(key) {
-		if ids, err = f.remembered(key); err != nil {
+		if ids, err = f.numbersOf(key); err != nil {
 			return err
 		}
 	}
 	w := cmd.OutOrStdout()
 	return f.withLedger(cmd, openWriter, func(ctx context.Context, ask ledger.Ask) error {
-		keys := []rememberedKey{{ask: ask, key: key, ids: ids}}
+		keys := []ledgerKey{{ask: ask, key: key, ids: ids}}
 		if isPattern(key) {
 			facts, err := find(ctx, ask, key)
-			if err != nil {
+			switch {
+			case err != nil:
 				return err
+			case len(facts.List) > mostMatched:
+				return usagef("a narrower pattern, several times", "%s stands for more than %d locks", printable(key), mostMatched)
 			}
 			keys = keysOf(ask, facts)
 		}
@@ -128,8 +130,7 @@ func (f *lookFlags) eachKey(
 
 // allMatching are the facts of all locks that match a pattern.
 func allMatching(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Facts, error) {
-	facts, err := ledger.FactsMatching(ctx, ask, []string{pattern}, mostMatched+1)
-	return facts, cmp.Or(err, tooMany(pattern, facts))
+	return ledger.FactsMatching(ctx, ask, []string{pattern}, mostMatched+1)
 }
 
 // pausedMatching returns the facts of the matching locks that have a pause. If none has one it
@@ -139,38 +140,31 @@ func pausedMatching(ctx context.Context, ask ledger.Ask, pattern string) (ledger
 	if err == nil && len(facts.List) == 0 {
 		return ledger.FactsMatching(ctx, ask, []string{pattern}, 1)
 	}
-	return facts, cmp.Or(err, tooMany(pattern, facts))
-}
-
-func tooMany(pattern string, facts ledger.Facts) error {
-	if len(facts.List) <= mostMatched {
-		return nil
-	}
-	return usagef("a narrower pattern, several times", "%s stands for more than %d locks", printable(pattern), mostMatched)
+	return facts, err
 }
 
 // keysOf are the keys of these locks, in their order. A key that is the number itself is another
 // one than a key with the same text.
-func keysOf(ask ledger.Ask, facts ledger.Facts) (keys []rememberedKey) {
+func keysOf(ask ledger.Ask, facts ledger.Facts) (keys []ledgerKey) {
 	for _, fact := range facts.List {
 		key, id := fact.Last.Key, fact.Last.ID
-		i := slices.IndexFunc(keys, func(k rememberedKey) bool {
+		i := slices.IndexFunc(keys, func(k ledgerKey) bool {
 			return k.key == key && k.ids[0].Pair == id.Pair && k.ids[0].SpelledBy(key) == id.SpelledBy(key)
 		})
 		if i < 0 {
-			i, keys = len(keys), append(keys, rememberedKey{ask: ask, key: key, matched: true})
+			i, keys = len(keys), append(keys, ledgerKey{ask: ask, key: key, matched: true})
 		}
 		keys[i].ids = append(keys[i].ids, id)
 	}
-	slices.SortFunc(keys, func(a, b rememberedKey) int { return strings.Compare(a.key, b.key) })
+	slices.SortFunc(keys, func(a, b ledgerKey) int { return strings.Compare(a.key, b.key) })
 	return keys
 }
 
-func (k rememberedKey) facts(ctx context.Context) (ledger.Facts, error) {
+func (k ledgerKey) facts(ctx context.Context) (ledger.Facts, error) {
 	return ledger.FactsOf(ctx, k.ask, k.key, k.ids)
 }
 
-func (k rememberedKey) pause(ctx context.Context, wish ledger.Wish) (text string, err error) {
+func (k ledgerKey) pause(ctx context.Context, wish ledger.Wish) (text string, err error) {
 	before, err := k.facts(ctx)
 	if err != nil {
 		return "", err
@@ -182,7 +176,7 @@ func (k rememberedKey) pause(ctx context.Context, wish ledger.Wish) (text string
 	return pausedText(k.key, before.Pause(), facts), err
 }
 
-func (k rememberedKey) resume(ctx context.Context) (text string, err error) {
+func (k ledgerKey) resume(ctx context.Context) (text string, err error) {
 	before, err := k.facts(ctx)
 	if err != nil {
 		return "", err

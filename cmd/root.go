@@ -46,7 +46,9 @@ func Main(args []string) int {
 	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
 		addCompletions(root)
 	}
-	if isNoCommand(root, called) {
+	switch {
+	case called == "", called == "help", called == "completion", isCommand(called):
+	case called[0] != '-' && !strings.HasPrefix(called, cobra.ShellCompRequestCmd):
 		args = args[:1] // --help would show all commands and succeed
 	}
 	root.SetArgs(args)
@@ -78,16 +80,9 @@ func wantsJSON(args []string) bool {
 	return format == "json"
 }
 
-// isNoCommand says whether the word in a command's place is no command.
-func isNoCommand(root *cobra.Command, word string) bool {
-	switch {
-	case word == "", strings.HasPrefix(word, "-"), strings.HasPrefix(word, cobra.ShellCompRequestCmd):
-		return false
-	case word == "help", word == "completion": // cobra adds these later
-		return false
-	}
-	cmd, _, err := root.Find([]string{word})
-	return err != nil || cmd == root
+// isCommand says whether a command has this name.
+func isCommand(name string) bool {
+	return slices.ContainsFunc(commands(), func(c command) bool { return c.name == name })
 }
 
 // newRootCmd makes only the command that is called or, if no command has that name, all
@@ -122,7 +117,7 @@ kills the command and everything it started when the connection is lost.`,
 	root.SetErr(u.w) // for completion's messages, which shells don't read
 	root.SetFlagErrorFunc(flagMistake)
 	wrapHelp(root)
-	alone := slices.ContainsFunc(commands(), func(c command) bool { return c.name == called })
+	alone := isCommand(called)
 	cobra.EnableCommandSorting = false // help and the pages show them in the order of commands
 	for _, c := range commands() {
 		if !root.ContainsGroup(c.group) {

@@ -48,7 +48,7 @@ holds the lock.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.withLocksOf(cmd, args[0], func(ctx context.Context, client *session.Client, claim lock.Claim, locks []*inspect.Lock) error {
 				h := handover{stepdownFlags: &f, out: cmd.OutOrStdout(), client: client, claim: claim}
-				return h.bring(ctx, locks)
+				return h.carryOut(ctx, locks)
 			})
 		},
 	}
@@ -72,8 +72,8 @@ type handover struct {
 	request *lock.StepDownRequest // or nil
 }
 
-// bring requests the handover and waits for it.
-func (h *handover) bring(ctx context.Context, locks []*inspect.Lock) error {
+// carryOut requests the handover and waits for it.
+func (h *handover) carryOut(ctx context.Context, locks []*inspect.Lock) error {
 	var waiters []inspect.View
 	for _, l := range locks {
 		h.former = append(h.former, l.Holders...)

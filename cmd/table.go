@@ -62,15 +62,15 @@ func (o table) text(locks []*inspect.Lock) string {
 			rows = append(rows, row)
 		}
 	}
-	lines := columns(rows, o.width, yielding{0, squeeze}, yielding{2, shorten})
+	lines := columns(rows, o.width, shrinking{0, squeeze}, shrinking{2, shorten})
 	if hidden {
 		lines = append(lines, "", "* of another role: to see more, GRANT pg_read_all_stats TO "+o.role())
 	}
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// yielding is a column that shrinks on a narrow terminal, and how to shorten its cells.
-type yielding struct {
+// shrinking is a column that shrinks on a narrow terminal, and how to shorten its cells.
+type shrinking struct {
 	column  int
 	shorten func(cell string, most int) string
 }
@@ -78,7 +78,7 @@ type yielding struct {
 // columns turns rows into lines, with their cells aligned. The last cell of a row
 // takes the rest of its line. If lines would be longer than width (0: no limit), the widest
 // of the columns that yield shrinks first.
-func columns(rows [][]string, width int, yield ...yielding) (lines []string) {
+func columns(rows [][]string, width int, shrink ...shrinking) (lines []string) {
 	const least = 8
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {
@@ -91,14 +91,14 @@ func columns(rows [][]string, width int, yield ...yielding) (lines []string) {
 		longest = max(longest, cells(padded(row, widths)))
 	}
 	for ; width > 0 && longest > width; longest-- {
-		widest := slices.MaxFunc(yield, func(a, b yielding) int { return widths[a.column] - widths[b.column] }).column
+		widest := slices.MaxFunc(shrink, func(a, b shrinking) int { return widths[a.column] - widths[b.column] }).column
 		if widths[widest] <= least {
 			break
 		}
 		widths[widest]--
 	}
 	for _, row := range rows {
-		for _, y := range yield {
+		for _, y := range shrink {
 			row[y.column] = y.shorten(row[y.column], widths[y.column])
 		}
 		lines = append(lines, padded(row, widths))

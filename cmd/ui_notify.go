@@ -146,10 +146,10 @@ func (n *notifier) send(message string) {
 	_, _ = fmt.Fprint(n.conn, message)
 }
 
-// forSystemd are the variables for the process that systemd started. A command that obeys
+// systemdVariables are the variables for the process that systemd started. A command that obeys
 // them would speak for pglead, or expect sockets that it doesn't have.
 // https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#Environment%20Variables%20Set%20or%20Propagated%20by%20the%20Service%20Manager
-func forSystemd() []string {
+func systemdVariables() []string {
 	return []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID"}
 }
 

@@ -28,7 +28,7 @@ and 1 if the lock is free.`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.withLocksOf(cmd, args[0], func(ctx context.Context, client *session.Client, _ lock.Claim, locks []*inspect.Lock) error {
-				ids, err := f.remembered(args[0])
+				ids, err := f.numbersOf(args[0])
 				if err != nil {
 					return err
 				}
