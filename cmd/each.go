@@ -1,9 +1,7 @@
 package cmd
 
 import (
-	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -49,7 +47,7 @@ was over, and 76 if a lock was lost while its command ran.`,
 		Example: `  pglead each --key 'import/{}' -a tenants.txt -P 4 -- ./import --tenant {}
   find inbox -type f -print0 | pglead each --key 'inbox/{}' -0 -- ./process {}`,
 		DisableFlagsInUseLine: true,
-		RunE:                  func(cmd *cobra.Command, args []string) error { return f.each(cmd, args) },
+		RunE:                  f.each,
 	}
 	flags := cmd.Flags()
 	f.register(flags, "key key-scheme shared")
@@ -128,12 +126,8 @@ func (f *eachFlags) warnOfRepeats() {
 	if !f.transaction || f.oncePer != "" {
 		return
 	}
-	level := slog.LevelInfo
-	if f.u.watched() {
-		level = slog.LevelWarn
-	}
 	const text = "--transaction: items that another pglead has run meanwhile are run again; --once-per prevents that, with a ledger"
-	f.u.log.Log(context.Background(), level, text, "event", "repeats")
+	f.u.warnWatcher(text, "event", "repeats")
 }
 
 // task is the work on an item. The item's key was checked before.

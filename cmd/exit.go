@@ -2,7 +2,6 @@ package cmd
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -122,11 +121,7 @@ func exit(u *ui, err error) int {
 	case errors.As(err, &silent):
 		return silent.code
 	case errors.As(err, &finished):
-		level := slog.LevelInfo
-		if u.watched() { // otherwise somebody would wonder why nothing ran
-			level = slog.LevelWarn
-		}
-		u.log.Log(context.Background(), level, err.Error(), "event", "done", "code", 0)
+		u.warnWatcher(err.Error(), "event", "done", "code", 0) // somebody would wonder why nothing ran
 		return 0
 	case errors.As(err, &interrupted):
 		u.log.Info(err.Error(), "event", "interrupted")

@@ -119,20 +119,17 @@ func (p *historyPage) addLane(top int, host string) {
 	for i, r := range slices.Backward(p.picture.runs) {
 		if r.Host == host {
 			end := r.Started.Add(max(0, p.length(r)))
-			p.addRun(i, at(r.Started), max(leastWidth, at(end)-at(r.Started)), y, strconv.Itoa(barHeight), "")
+			p.addRun(i, at(r.Started), max(leastWidth, at(end)-at(r.Started)), y, strconv.Itoa(barHeight))
+			p.add("</a>\n")
 		}
 	}
 }
 
-// addRun draws a run as a bar or a column, with a link to its row. above is drawn on it.
-func (p *historyPage) addRun(i int, x, width float64, y, height, above string) {
+// addRun draws a run as a bar or a column, in a link to its row. The caller ends the link.
+func (p *historyPage) addRun(i int, x, width float64, y, height string) {
 	r := p.history.Runs[i]
 	p.add(`<a href="#%s"><rect class="run %s" x="%.3f%%" y="%s" width="%.3f%%" height="%s"><title>%s</title></rect>`,
 		rowOf(r), outcomeClass(r), x, y, width, height, p.title(i))
-	if above != "" {
-		p.add(`<rect class="%s" x="%.3f%%" y="7" width="%.3f%%" height="4"/>`, above, x, width)
-	}
-	p.add("</a>\n")
 }
 
 // length is how long a run took, or has taken until now.
@@ -170,11 +167,12 @@ func (p *historyPage) addColumns(key string) {
 	runs := p.picture.runs
 	width := 100 / float64(max(len(runs), 20))
 	for i, r := range runs {
-		h, above := max(3, high(p.length(r))), ""
+		h, x := max(3, high(p.length(r))), (float64(len(runs)-1-i)+0.12)*width
+		p.addRun(i, x, width*0.76, pixels(columnsTop-h), pixels(h))
 		if p.length(r) > top {
-			above = "cut"
+			p.add(`<rect class="cut" x="%.3f%%" y="7" width="%.3f%%" height="4"/>`, x, width*0.76)
 		}
-		p.addRun(i, (float64(len(runs)-1-i)+0.12)*width, width*0.76, pixels(columnsTop-h), pixels(h), above)
+		p.add("</a>\n")
 	}
 	if usually > 0 {
 		y := columnsTop - high(usually)

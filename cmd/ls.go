@@ -40,7 +40,7 @@ marked, with the grant that would show it.`,
   pglead ls 'import/*'
   cd /var/lib/prometheus/node-exporter &&
     pglead ls -o prometheus >pglead.new && mv pglead.new pglead.prom`,
-		RunE: func(cmd *cobra.Command, patterns []string) error { return f.ls(cmd, patterns) },
+		RunE: f.ls,
 	}
 	flags := cmd.Flags()
 	f.register(flags, "output")

@@ -138,6 +138,15 @@ func (u *ui) say(level slog.Level, message, hint string, attrs ...any) {
 	}
 }
 
+// warnWatcher warns somebody at a terminal of what needs no warning in a log, or in cron's mail.
+func (u *ui) warnWatcher(text string, attrs ...any) {
+	level := slog.LevelInfo
+	if u.watched() {
+		level = slog.LevelWarn
+	}
+	u.log.Log(context.Background(), level, text, attrs...)
+}
+
 // remark reports what is odd in the environment. Without a ui it reports to nobody.
 func (u *ui) remark(message, hint string) {
 	if u != nil {
@@ -228,8 +237,8 @@ func (u *ui) setStatus(text string) {
 // clearMost is how long clearStatus waits for a terminal that may be stopped.
 const clearMost = 100 * time.Millisecond
 
-// clearStatus removes the status line, and waits until it is gone: the command may be about to
-// write to the same terminal. next is statusOver if the process is about to end.
+// clearStatus removes the status line, and waits until it is gone, unless the process is about to end
+// (statusOver): the command may be about to write to the same terminal.
 func (u *ui) clearStatus(next statusLine) {
 	u.mu.Lock()
 	if room := u.makeRoom(); room != nil {
@@ -239,7 +248,7 @@ func (u *ui) clearStatus(next statusLine) {
 		u.status = next
 	}
 	u.mu.Unlock()
-	if u.out != nil {
+	if u.out != nil && next != statusOver {
 		u.out.flush(clearMost)
 	}
 }
