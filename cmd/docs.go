@@ -129,9 +129,7 @@ func manPage(cmd *cobra.Command, version, date string) string {
 	p.commands(cmd)
 	p.options(cmd)
 	p.exitStatus(cmd)
-	if options := variables(cmd); len(options) > 0 || !cmd.HasParent() {
-		p.environment(cmd, options)
-	}
+	p.environment(cmd)
 	if cmd.Flag("dsn") != nil || !cmd.HasParent() {
 		p.section("FILES")
 		p.entry("~/.pgpass, ~/.pg_service.conf", "Passwords and services, as for psql(1). PGPASSFILE and PGSERVICEFILE name others.")
@@ -250,17 +248,16 @@ func (p *manual) text(s string) {
 	}
 }
 
-// variables are the environment variables of a command's options.
-func variables(cmd *cobra.Command) (names []string) {
+func (p *manual) environment(cmd *cobra.Command) {
+	var options []string
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Name != "help" && !f.Hidden {
-			names = append(names, envName(f.Name))
+			options = append(options, envName(f.Name))
 		}
 	})
-	return names
-}
-
-func (p *manual) environment(cmd *cobra.Command, options []string) {
+	if len(options) == 0 && cmd.HasParent() {
+		return
+	}
 	p.section("ENVIRONMENT")
 	p.text("Each option has a variable: PGLEAD_ and its name in capitals, with _ for -. " +
 		"The option on the command line wins, and an empty variable is none. A repeated option's values are a line each.")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -190,67 +189,6 @@ func writeHistory(w io.Writer, p pastRuns) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// missedTicks are the instants at which a run was due but no host had one. The newest run comes
-// first. If every doesn't say how often a run is due, missedTicks infers it from the
-// runs, provided that nearly all are equally far apart.
-func missedTicks(runs []ledger.Entry, now time.Time, every time.Duration) (time.Duration, []time.Time) {
-	const (
-		mostGuessed = 10  // in a row: a longer gap may be a weekend
-		most        = 500 // marks in a picture
-	)
-	var starts []time.Time
-	for _, r := range slices.Backward(runs) {
-		starts = append(starts, r.Started)
-	}
-	guessed := every <= 0
-	if guessed {
-		every = regularGap(starts)
-	}
-	if every <= 0 {
-		return 0, nil
-	}
-	var missed []time.Time
-	for i, start := range starts {
-		due := 0
-		if i+1 < len(starts) {
-			due = int((starts[i+1].Sub(start)+every/2)/every) - 1
-		} else {
-			due = int((now.Sub(start) - every/4) / every) // a run that is a little late is not missed yet
-		}
-		if guessed && due > mostGuessed {
-			continue
-		}
-		for j := 1; j <= due && len(missed) < most; j++ {
-			missed = append(missed, start.Add(time.Duration(j)*every))
-		}
-	}
-	return every, missed
-}
-
-// regularGap is the median of the gaps between starts, or zero if they differ much.
-func regularGap(starts []time.Time) time.Duration {
-	const least = 8
-	var gaps []time.Duration
-	for i := 1; i < len(starts); i++ {
-		gaps = append(gaps, starts[i].Sub(starts[i-1]))
-	}
-	if len(gaps) < least {
-		return 0
-	}
-	slices.Sort(gaps)
-	median := gaps[len(gaps)/2]
-	near := 0
-	for _, gap := range gaps {
-		if (gap - median).Abs() <= median/5 {
-			near++
-		}
-	}
-	if near*10 < len(gaps)*8 {
-		return 0
-	}
-	return median
 }
 
 // runView is the -o json form of a run.

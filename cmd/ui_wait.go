@@ -60,14 +60,11 @@ func (s *waitReport) end() {
 
 // line describes the wait from what the server shows.
 func (s *waitReport) line(backend uint32, views []inspect.View) string {
-	return s.waiting() + s.position(backend, views, inspect.View.String)
-}
-
-func (s *waitReport) waiting() string {
+	text := "waiting"
 	if d := time.Since(s.begin()).Truncate(time.Second); d > 0 {
-		return "waiting for " + brief(d)
+		text += " for " + brief(d)
 	}
-	return "waiting"
+	return text + s.position(backend, views, inspect.View.String)
 }
 
 // position is the place in line, and who has the locks.

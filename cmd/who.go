@@ -78,18 +78,16 @@ func holderLines(locks []*inspect.Lock) (lines []string) {
 			case h.Shared:
 				as = "shared: "
 			}
-			lines = append(lines, as+h.String()+waitersText(len(l.Waiters)))
+			line := as + h.String()
+			switch n := len(l.Waiters); n {
+			case 0:
+			case 1:
+				line += "; 1 waits"
+			default:
+				line += fmt.Sprintf("; %d wait", n)
+			}
+			lines = append(lines, line)
 		}
 	}
 	return lines
-}
-
-func waitersText(n int) string {
-	switch n {
-	case 0:
-		return ""
-	case 1:
-		return "; 1 waits"
-	}
-	return fmt.Sprintf("; %d wait", n)
 }
