@@ -23,8 +23,8 @@ const mostOnPage = 1000
 // historyPage is the page of a history while it is written. In it, texts that others wrote have no
 // invisible characters, and no HTML.
 //
-// html/template would do as well, but would make the program 2 MiB larger for this one page: it keeps
-// the linker from leaving out methods.
+// html/template would do as well, but would make the program 2 MiB larger for this one page: it
+// keeps the linker from leaving out methods.
 type historyPage struct {
 	strings.Builder
 	pastRuns

@@ -116,8 +116,8 @@ func schemesHelp() string {
 	return b.String()
 }
 
-// printKeys prints what each scheme makes of the keys. A scheme that does not take a key is a failure
-// only if it is the only one: with all of them people find out whose a number in pg_locks is.
+// printKeys prints what each scheme makes of the keys. That a scheme does not take a key is a
+// failure if it is the only scheme. With all of them people find out whose number is in pg_locks.
 func printKeys(w io.Writer, schemes []lockkey.Scheme, keys []string, asJSON bool) error {
 	const columns = "  %-18s  %-23v  %-10v  %-10v  %-8v  %s\n"
 	one := len(schemes) == 1

@@ -19,7 +19,7 @@ import (
 // lookFlags are the flags of the commands that look at locks.
 type lookFlags struct {
 	options
-	server session.Config // how to connect; set by resolveServer
+	server session.Config // how to connect; set by connect
 	warned bool           // that pauses are not shown
 }
 
@@ -107,22 +107,10 @@ func oneKey(cmd *cobra.Command, args []string) error {
 	return usagef(example, "%s takes one key, not %d", cmd.CommandPath(), len(args))
 }
 
-// resolveServer finds out, once, where the locks are, and how to connect there.
-func (f *lookFlags) resolveServer(cmd *cobra.Command) error {
-	if f.server.Database != nil {
-		return nil
-	}
-	err := f.checkTimeout()
-	if err == nil {
-		f.server, _, err = f.connection(cmd)
-	}
-	return err
-}
-
 func (f *lookFlags) target() string { return session.Target(f.server.Database) }
 
-// opener opens a connection: session.OpenClient to the primary, openWriter to the primary, to change
-// the ledger, and openReader to read the ledger.
+// opener opens a connection: session.OpenClient to the primary, openWriter to the primary, to
+// change the ledger, and openReader to read the ledger.
 type opener func(ctx context.Context, server session.Config) (*session.Client, error)
 
 func openWriter(ctx context.Context, server session.Config) (*session.Client, error) {
@@ -133,8 +121,8 @@ func openWriter(ctx context.Context, server session.Config) (*session.Client, er
 	return client, err
 }
 
-// openReader connects to a standby if there is no primary, since it has a copy of the ledger. It can't
-// know which runs are lost by now, since it has none of the primary's locks.
+// openReader connects to a standby if there is no primary, since it has a copy of the ledger. It
+// can't know which runs are lost by now, since it has none of the primary's locks.
 func (f *lookFlags) openReader(ctx context.Context, server session.Config) (*session.Client, error) {
 	client, standby, err := session.OpenReader(ctx, server)
 	if err == nil && standby {
@@ -145,9 +133,14 @@ func (f *lookFlags) openReader(ctx context.Context, server session.Config) (*ses
 	return client, err
 }
 
-// connect opens a connection, calls do with it, and closes it. A signal ends the context of both.
+// connect finds out, at its first call, where the locks are. It opens a connection, calls do with it,
+// and closes it. A signal ends the context of both.
 func (f *lookFlags) connect(cmd *cobra.Command, open opener, do func(ctx context.Context, client *session.Client) error) error {
-	if err := f.resolveServer(cmd); err != nil {
+	err := f.checkTimeout()
+	if err == nil && f.server.Database == nil {
+		f.server, _, err = f.connection(cmd)
+	}
+	if err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)

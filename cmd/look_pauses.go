@@ -61,7 +61,8 @@ func (f *lookFlags) withPauses(
 	return locks, nil
 }
 
-// unreadable says whether the ledger can't be read now. The command can still say who has the locks.
+// unreadable says whether the ledger can't be read now. The command can still say who has the
+// locks.
 func unreadable(err error) bool {
 	return errors.As(err, new(*ledger.LockedError)) || session.Undefined(err)
 }

@@ -23,7 +23,7 @@ import (
 //	its usage          all
 //	its commands       the lists of flags that these give to register, in the order of help
 //	its check          check, which says what is wrong with a value
-//	its use            config.go: config passes it on in runner.Config or, for package lock, lock.Config
+//	its use            config in config.go, which passes it on in runner.Config or lock.Config
 //	its text           REFERENCE.md, where a test looks for its name
 //	its script         testdata/script
 type options struct {

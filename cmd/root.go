@@ -1,9 +1,9 @@
 // Package cmd is pglead's command line. Each command is in the file of its name (resume is in
 // pause.go).
 //
-//	options                        the flags that several commands have, and mistakes in their values
-//	config                         what they mean for a run, and the ledger's note of a command that
-//	                               can't be executed
+//	options                        the flags that several commands have, and mistakes in these
+//	config                         what they mean for a run, and the ledger's note of a command
+//	                               that can't be executed
 //	database                       the database that they name, and what the command is told of it
 //	each_items                     the list of each
 //	look, look_ledger              the commands that look at locks, or at the ledger
@@ -151,8 +151,8 @@ type command struct {
 	make        func(u *ui) *cobra.Command
 }
 
-// commands has all commands, in the order of help: those for which pglead is there come first. To add
-// one:
+// commands has all commands, in the order of help: those for which pglead is there come first. To
+// add one:
 //
 //	its function       in a file of its name, and here
 //	its exit statuses  exitMeanings in docs.go, and the lists of commands above it

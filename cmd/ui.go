@@ -237,8 +237,8 @@ func (u *ui) setStatus(text string) {
 // clearMost is how long clearStatus waits for a terminal that may be stopped.
 const clearMost = 100 * time.Millisecond
 
-// clearStatus removes the status line, and waits until it is gone, unless the process is about to end
-// (statusOver): the command may be about to write to the same terminal.
+// clearStatus removes the status line, and waits until it is gone, unless the process is about to
+// end (statusOver): the command may be about to write to the same terminal.
 func (u *ui) clearStatus(next statusLine) {
 	u.mu.Lock()
 	if room := u.makeRoom(); room != nil {
