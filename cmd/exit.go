@@ -109,7 +109,6 @@ func exit(u *ui, err error) int {
 	var (
 		interrupted *runner.InterruptedError
 		silent      *silentExit
-		finished    *ledger.DoneError
 		held        *lock.ConflictError
 	)
 	code, hint := status(err)
@@ -120,7 +119,7 @@ func exit(u *ui, err error) int {
 		return dieOf(u, silent.sig)
 	case errors.As(err, &silent):
 		return silent.code
-	case errors.As(err, &finished):
+	case errors.As(err, new(*ledger.DoneError)):
 		u.warnWatcher(err.Error(), "event", "done", "code", 0) // somebody would wonder why nothing ran
 		return 0
 	case errors.As(err, &interrupted):

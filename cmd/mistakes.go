@@ -265,23 +265,18 @@ func lookupHint(e *child.LookupError) string {
 		"if", "for", "while", "until", "case", "{", "(",
 	}
 	path := os.Getenv("PATH")
+	info, err := os.Stat(e.Name)
 	switch {
 	case strings.ContainsAny(e.Name, " \t\n&|;<>()$`*?\"'") || slices.Contains(builtins, e.Name):
 		return "for a shell's syntax: -- sh -c 'COMMAND LINE'"
 	case e.NotFound && regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`).MatchString(e.Name):
 		return "to set a variable: -- env NAME=VALUE COMMAND"
-	case !e.NotFound && notExecutable(e.Name):
+	case !e.NotFound && err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 == 0: // nobody may execute it
 		return "chmod +x " + e.Name + " makes it a program"
 	case e.NotFound && !strings.Contains(e.Name, "/") && path != "":
 		return "it is not in PATH=" + path
 	}
 	return ""
-}
-
-// notExecutable says whether nobody may execute a file.
-func notExecutable(name string) bool {
-	info, err := os.Stat(name)
-	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 == 0
 }
 
 // ownHolder says whether the pglead that this one runs under holds a lock.

@@ -17,14 +17,9 @@ func newVersionCmd(*ui) *cobra.Command {
 	}
 }
 
+// printVersion prints what the Go toolchain recorded at build time: the module's version, for
+// `go install …@v1` as for a tagged checkout, and the commit.
 func printVersion(cmd *cobra.Command, _ []string) error {
-	_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
-	return err
-}
-
-// versionLine says what the Go toolchain recorded at build time: the module's
-// version, for `go install …@v1` as for a tagged checkout, and the commit.
-func versionLine() string {
 	version, commit := "(unknown)", ""
 	if info, ok := debug.ReadBuildInfo(); ok {
 		version = info.Main.Version
@@ -37,5 +32,6 @@ func versionLine() string {
 			}
 		}
 	}
-	return fmt.Sprintf("pglead %s (%s, %s/%s%s)", version, runtime.Version(), runtime.GOOS, runtime.GOARCH, commit)
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "pglead %s (%s, %s/%s%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH, commit)
+	return err
 }
