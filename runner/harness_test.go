@@ -147,8 +147,9 @@ type playedLock struct {
 	asked     atomic.Bool
 	stepDowns chan lock.StepDown
 	askerLate time.Duration
+	noteLate  time.Duration
 	preferred string // the host that is to have the lock next
-	noted     bool   // the end is in the ledger
+	noted     bool   // the end is in the ledger, or will be
 
 	mu  sync.Mutex
 	err error
@@ -162,7 +163,13 @@ func (l *playedLock) Prefer(host string)              { l.preferred = host }
 func (l *playedLock) NoteEnd(context.Context) <-chan struct{} {
 	l.noted = true
 	done := make(chan struct{})
-	close(done)
+	go func() {
+		defer close(done)
+		select {
+		case <-time.After(l.noteLate):
+		case <-l.lost: // the lock's session has ended, and the note with it
+		}
+	}()
 	return done
 }
 

@@ -10,8 +10,9 @@ import (
 // linger keeps the lock after the command has ended: for the rest of --min-hold, or until somebody
 // asks for the lock or a signal asks this process to end. It returns what has asked. A request that
 // came before the command's end still decides who is to have the lock next, even if --min-hold is
-// over.
+// over. It logs a loss.
 func (s *supervision) linger() (asked Asked) {
+	defer s.logLateLoss()
 	rest := s.cfg.MinHold - time.Since(s.started)
 	switch {
 	case rest > 0:
@@ -30,9 +31,6 @@ func (s *supervision) linger() (asked Asked) {
 			}
 			over = nil // wait for who asks: the release would have to wait for the same answer
 		case <-s.held.Lost():
-			if rest > 0 {
-				s.log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
-			}
 			return 0
 		case request := <-s.held.StepDowns():
 			s.held.Prefer(request.To)
@@ -46,4 +44,16 @@ func (s *supervision) linger() (asked Asked) {
 			}
 		}
 	}
+}
+
+// logLateLoss logs that the lock was lost after the command's end, if it was.
+func (s *supervision) logLateLoss() {
+	err, text := s.held.Err(), "the lock was lost after the command's end"
+	if err == nil {
+		return
+	}
+	if time.Since(s.started) < s.cfg.MinHold {
+		text = "the lock was lost before --min-hold was over; another node may run the command again"
+	}
+	s.log.Warn(text+": "+err.Error(), "event", "lost", "reason", err.Error())
 }

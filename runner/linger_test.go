@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +14,7 @@ func TestLinger(t *testing.T) {
 	const lingering = `level=INFO msg="holding the lock for the rest of --min-hold" event=lingering rest=6s`
 	for name, test := range map[string]struct {
 		minHold   time.Duration
+		noteLate  time.Duration
 		incidents []incident
 		want      string
 		over      time.Duration
@@ -40,18 +42,23 @@ func TestLinger(t *testing.T) {
 		},
 		"somebody asked before, and the lock is lost": {
 			askerLate: 3 * sec, incidents: []incident{{3 * sec, asksToStepDown}, {5 * sec, loses(errCut)}},
-			over: 5 * sec,
+			over: 5 * sec, want: `5s level=WARN msg="the lock was lost after the command's end: the server does not answer" event=lost reason="the server does not answer"`,
 		},
 		"the lock is lost": {
 			minHold: 10 * sec, incidents: []incident{{7 * sec, loses(errCut)}},
 			over: 7 * sec, want: "4s " + lingering + `
-7s level=WARN msg="the lock was lost before --min-hold was over; another node may run the command again: the server does not answer" event=lost`,
+7s level=WARN msg="the lock was lost before --min-hold was over; another node may run the command again: the server does not answer" event=lost reason="the server does not answer"`,
+		},
+		"the lock is lost while the end is noted": {
+			minHold: 10 * sec, noteLate: 8 * sec, incidents: []incident{{11 * sec, loses(errCut)}},
+			over: 11 * sec, want: "4s " + lingering + `
+11s level=WARN msg="the lock was lost after the command's end: the server does not answer" event=lost reason="the server does not answer"`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newScene()
-				s.cfg.MinHold, s.fate.askerLate = test.minHold, test.askerLate
+				s.cfg.MinHold, s.fate.askerLate, s.fate.noteLate = test.minHold, test.askerLate, test.noteLate
 				var alive time.Duration
 				s.cfg.Lock.Observer.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
 				var over time.Duration
@@ -63,7 +70,8 @@ func TestLinger(t *testing.T) {
 					over = time.Since(s.began)
 				})
 				s.check(t, test.want)
-				if s.fate.noted != (test.want != "") {
+				lingers := strings.Contains(test.want, lingering)
+				if s.fate.noted != lingers {
 					t.Errorf("the end is noted: %t", s.fate.noted)
 				}
 				if preferred := s.fate.preferred == "web2"; preferred != (test.asked == ByStepDown) {
@@ -72,7 +80,7 @@ func TestLinger(t *testing.T) {
 				if over != test.over {
 					t.Errorf("over after %v, want %v", over, test.over)
 				}
-				if test.want != "" && alive != test.minHold+s.cfg.Lock.Session.Lease {
+				if lingers && alive != test.minHold+s.cfg.Lock.Session.Lease {
 					t.Errorf("known to be alive until %v", alive)
 				}
 			})

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/pglead/pglead/runner/localpg"
@@ -46,5 +47,34 @@ func TestKilledInLedger(t *testing.T) {
 				t.Errorf("runs: %s", got)
 			}
 		})
+	}
+}
+
+// TestLostWhileNoted: the note of the end in the ledger hangs, and when --min-hold is over, the
+// session is lost. The log says so, once.
+func TestLostWhileNoted(t *testing.T) {
+	t.Parallel() // it has a server of its own
+	server := throwaway(t, nil)
+	if status, stderr := outcome(t, "ledger", "install", "--dsn", server.DSN("postgres")); status != 0 {
+		t.Fatalf("status %d: %s", status, stderr)
+	}
+	whole := ask(t, server, "SELECT pg_get_functiondef('pglead.finish_1'::regproc)")[0]
+	head, _, _ := strings.Cut(whole, "AS $function$")
+	ask(t, server, head+"AS 'SELECT 1::bigint FROM pg_sleep(600)'")
+	holder := launch(t, "run", "--dsn", server.DSN("postgres"), "--key", "noted", "--lease", "1h", "--lock-delay", "0", "--min-hold", "1s", "--", "true")
+	if !eventually(func() bool {
+		return ask(t, server, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%finish_1%' AND wait_event = 'PgSleep' AND now() - query_start > '1 s'")[0] == "1"
+	}) {
+		t.Fatalf("the note does not hang: %s", holder.said)
+	}
+	ask(t, server, whole)
+	ask(t, server, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
+	status := holder.ends()
+	const want = "pglead: noted: the lock was lost after the command's end: the server ended the session: terminating connection due to administrator command (57P01)\n"
+	if said := holder.said.String(); status != 0 || said != want {
+		t.Errorf("status %d: %s", status, said)
+	}
+	if got := ask(t, server, "SELECT outcome FROM pglead.lock")[0]; got != "ok" {
+		t.Errorf("the ledger says %q", got)
 	}
 }
