@@ -70,6 +70,9 @@ func ParseDSN(dsn, source string, warn ...func(message, hint string)) (*pgconn.C
 			return nil, bad("", "%s", parseFailure(err))
 		}
 	}
+	if most, exceeded := keyMode(from.key); exceeded {
+		return nil, bad(fmt.Sprintf("chmod %o %s", most, visible.ShellWord(from.key)), "the private key file %q has group or world access", from.key)
+	}
 	for _, name := range slices.Sorted(maps.Keys(params)) {
 		if hint, err := applyParameter(cfg, name, params[name]); err != nil {
 			return nil, bad(hint, "%s", err)

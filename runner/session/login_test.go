@@ -175,6 +175,64 @@ hostssl all alice all scram-sha-256
 	}
 }
 
+// TestOpenKey: a private key that others may read is refused, as by libpq, wherever its name comes
+// from. The group may read one that root owns.
+func TestOpenKey(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())
+	own := filepath.Join(os.Getenv("HOME"), ".postgresql")
+	if err := os.Mkdir(own, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ca := newAuthority(t, own)
+	ca.issue("postgresql", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	file := filepath.Join(own, "postgresql.key")
+	named := "host=h sslcert=" + own + "/postgresql.crt sslkey=" + file
+	group, chmod := session.BadDSN, "600" // what the group may read
+	if os.Getuid() == 0 {
+		if err := os.Chown(file, 0, 0); err != nil { // it is the servers' account's
+			t.Fatal(err)
+		}
+		group, chmod = 0, "640"
+	}
+	for _, tt := range []struct {
+		dsn  string
+		mode os.FileMode
+		kind session.Kind // 0: it is read
+	}{
+		{named, 0o600, 0},
+		{named, 0o400, 0},
+		{named, 0o644, session.BadDSN},
+		{named, 0o660, session.BadDSN},
+		{named, 0o640, group},
+		{"host=h", 0o644, session.BadDSN},
+		{"postgresql://h/d?sslmode=verify-full&sslrootcert=" + own + "/ca.crt", 0o644, session.BadDSN},
+		{"host=h sslmode=disable", 0o644, 0},
+		{"host=h sslcertmode=disable", 0o644, 0},
+		{"host=/tmp", 0o644, 0},
+	} {
+		if err := os.Chmod(file, tt.mode); err != nil {
+			t.Fatal(err)
+		}
+		_, err := session.ParseDSN(tt.dsn, "--dsn")
+		var e *session.Error
+		switch {
+		case kindOf(err) != tt.kind || (err != nil) != (tt.kind != 0):
+			t.Errorf("%s with mode %o: %v", tt.dsn, tt.mode, err)
+		case errors.As(err, &e) && (e.Error() != fmt.Sprintf("--dsn: the private key file %q has group or world access", file) || e.Hint != "chmod "+chmod+" "+file):
+			t.Errorf("%s with mode %o: %v; %s", tt.dsn, tt.mode, err, e.Hint)
+		}
+	}
+	if os.Getuid() != 0 {
+		return
+	}
+	if err := errors.Join(os.Chown(file, 1, 0), os.Chmod(file, 0o640)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := session.ParseDSN(named, "--dsn"); kindOf(err) != session.BadDSN {
+		t.Errorf("another's key that the group may read: %v", err)
+	}
+}
+
 func TestTooManyClients(t *testing.T) {
 	server := start(t, map[string]string{"max_connections": "4", "superuser_reserved_connections": "0", "max_wal_senders": "0"})
 	dsn := server.DSN("postgres")

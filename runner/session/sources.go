@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/jackc/pgservicefile"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -21,6 +22,7 @@ import (
 // to them.
 type sources struct {
 	ignored string // the password file, if it is ignored because others may read it
+	key     string // the private key's file, if it may be used
 }
 
 // parse parses dsn. If the user's own service file doesn't have the service, it looks in the
@@ -80,6 +82,9 @@ func (s *sources) config(dsn string) (*pgconn.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	if slices.ContainsFunc(Hosts(cfg), presentsKey) {
+		s.key = tlsFile(dsn, "sslkey", "postgresql.key")
+	}
 	file := passwordFile(dsn)
 	if !readByOthers(file) {
 		return cfg, nil
@@ -120,6 +125,26 @@ func withoutTLSFiles(dsn string, cause error) (*pgconn.Config, error) {
 // tlsFile is the file that a parameter, its variable or, without both, libpq's default names.
 func tlsFile(dsn, parameter, standard string) string {
 	return namedFile(dsn, parameter, "PG"+strings.ToUpper(parameter), filepath.Join(".postgresql", standard))
+}
+
+// presentsKey says whether a client's private key may be used for a host.
+func presentsKey(f *pgconn.FallbackConfig) bool {
+	return f.TLSConfig != nil && len(f.TLSConfig.Certificates) > 0
+}
+
+// keyMode says which mode a private key's file may have at most, and whether it has more, so that
+// libpq refuses it. The group may read a file of root's.
+// https://github.com/postgres/postgres/blob/REL_15_STABLE/src/interfaces/libpq/fe-secure-openssl.c (initialize_SSL)
+func keyMode(file string) (most fs.FileMode, exceeded bool) {
+	info, err := os.Stat(file)
+	if err != nil {
+		return 0, false
+	}
+	most = 0o600
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok && stat.Uid == 0 {
+		most = 0o640
+	}
+	return most, info.Mode().Perm()&0o077&^most != 0
 }
 
 // readByOthers says whether the group or the world has access to a plain file.
