@@ -2,9 +2,12 @@ package doctor_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -232,6 +235,13 @@ func TestExamineTLS(t *testing.T) {
 	for _, mode := range []string{"verify-ca", "verify-full"} {
 		examine(t, config(t, dsn+" sslrootcert="+certificate+" sslmode="+mode)).want("TLS", checkup.OK, "certificate verified")
 	}
+	t.Setenv("HOME", t.TempDir())
+	list := filepath.Join(os.Getenv("HOME"), ".postgresql", "root.crl")
+	if err := errors.Join(os.Mkdir(filepath.Dir(list), 0o700), os.WriteFile(list, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	examine(t, config(t, dsn+" sslrootcert="+certificate+" sslmode=verify-full")).
+		want("TLS", checkup.Note, fmt.Sprintf("certificate verified, but not against %q: psql looks there for revoked certificates, and pglead does not", list))
 }
 
 // TestExamineNoSenders: without WAL senders there are no standbys for which a commit waits.

@@ -66,6 +66,10 @@ func (x *examination) tls(context.Context) checkup.Check {
 				return checkup.Notef("sslmode=verify-full, and sslrootcert if the authority is a private one", "%s; "+unverified, seen)
 			}
 		}
+		if list := session.UnreadList(); list != "" {
+			return checkup.Notef("certificates that expire soon need no such list",
+				"%s, certificate verified, but not against %q: psql looks there for revoked certificates, and pglead does not", seen, list)
+		}
 		return checkup.Okf("%s, certificate verified", seen)
 	}
 	tcp, ok := x.client.Socket().RemoteAddr().(*net.TCPAddr)

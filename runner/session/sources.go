@@ -122,6 +122,16 @@ func withoutTLSFiles(dsn string, cause error) (*pgconn.Config, error) {
 	return nil, cause
 }
 
+// UnreadList is libpq's own list of revoked certificates, if there is one: pglead can't read it. (If
+// another is named, ParseDSN refuses that.)
+func UnreadList() string {
+	file := tlsFile("", "sslcrl", "root.crl")
+	if _, err := os.Stat(file); err != nil {
+		return ""
+	}
+	return file
+}
+
 // tlsFile is the file that a parameter, its variable or, without both, libpq's default names.
 func tlsFile(dsn, parameter, standard string) string {
 	return namedFile(dsn, parameter, "PG"+strings.ToUpper(parameter), filepath.Join(".postgresql", standard))
