@@ -66,7 +66,8 @@ func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) 
 	return true, nil
 }
 
-// skipIfBarred skips an item if the ledger keeps it from starting; otherwise it returns the error.
+// skipIfBarred skips an item if the ledger keeps it from starting, or if there is time to wait until
+// an obstacle passes; otherwise it returns the error.
 func (e *each) skipIfBarred(j *job, err error) error {
 	log, level := j.log, slog.LevelWarn
 	if e.returning { // an earlier pass has logged it
@@ -83,10 +84,12 @@ func (e *each) skipIfBarred(j *job, err error) error {
 		return nil
 	case errors.As(err, new(*ledger.FencedError)):
 		log.Log(context.Background(), level, withHint(err), "event", "ledger")
-	case errors.As(err, new(*lock.LedgerError)) && session.Passing(err) && j.worker.list.Session.Err() == nil && e.cfg.Lock.Wait > 0:
+	case !session.Passing(err) || j.worker.list.Session.Err() != nil || e.cfg.Lock.Wait == 0:
+		return err
+	case errors.As(err, new(*lock.LedgerError)):
 		log.Log(context.Background(), level, withHint(err), "event", "ledger")
 	default:
-		return err
+		log.Info("waiting for the database", "event", "waiting", "reason", err.Error())
 	}
 	e.skip(j, heldElsewhere)
 	return nil

@@ -95,6 +95,8 @@ func (w *worker) releaseAndFetch(ctx context.Context, last *job, ahead bool) (*j
 		ready := false
 		if err == nil {
 			ready, err = w.settleOrSkip(ctx, j, granted)
+		} else {
+			err = w.skipIfBarred(j, err)
 		}
 		if ready {
 			return j, nil

@@ -33,6 +33,7 @@ signals             signals while no command runs
 unstarted           a session that is lost before the command starts
 each                lists
 each_alive          what a list tells the watchdog
+each_canceled       a list of which somebody cancels a query
 harness             for all tests
 `
 

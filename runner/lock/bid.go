@@ -73,19 +73,25 @@ func (b *Bid) refused() []advisory.Lock {
 // Try takes the missing locks, one after the other, up to the first that somebody else
 // has. It says whether it got any, and returns at once. The bid keeps what it got
 // while it waits for the rest. In a transaction, or with Config.Wait 0, Try takes all
-// or nothing. With a gate it takes any one.
+// or nothing. With a gate it takes any one. A list's session goes on after a try that the server
+// has rejected.
 func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 	if b.cfg.Session.Transaction {
-		return b.tryInTransaction(ctx)
+		granted, err = b.tryInTransaction(ctx)
+	} else if result, failed := b.askTry(ctx); failed == nil {
+		granted = b.noteResult(result)
+	} else {
+		err = failed
 	}
-	result, err := b.askTry(ctx)
-	if err != nil {
-		if b.cfg.ofList && answeredError(err) != nil {
-			_ = freeRejected(ctx, b.s, b.cfg.Claim.locks()) // at worst the end of the session frees it
-		}
-		return false, err
+	if err != nil && b.cfg.ofList && answeredError(err) != nil {
+		_ = b.freeRejected(ctx, b.mayHave()) // at worst the end of the session frees it
 	}
-	return b.noteResult(result), nil
+	return granted, err
+}
+
+// mayHave are the locks that a list's session may have after a try that the server has rejected.
+func (b *Bid) mayHave() []advisory.Lock {
+	return append(b.cfg.Claim.locks(), advisory.ArrivalOf(b.nextLine()))
 }
 
 // tried is the result of a try.
@@ -191,13 +197,18 @@ func (b *Bid) unlock(ctx context.Context, also ...string) error {
 	queries, locks := append(b.giveBackQueries(), also...), b.held.Locks
 	b.held = b.nothingHeld()
 	err := b.send(ctx, queries...)
-	switch {
-	case !b.cfg.ofList || answeredError(err) == nil:
+	if !b.cfg.ofList || answeredError(err) == nil {
 		return err
-	case b.cfg.Session.Transaction:
-		return b.cfg.rejected(insist(ctx, b.s, "ROLLBACK"))
 	}
-	return b.cfg.rejected(freeRejected(ctx, b.s, locks))
+	return b.cfg.rejected(b.freeRejected(ctx, locks))
+}
+
+// freeRejected is the function of that name or, in a transaction, ends that.
+func (b *Bid) freeRejected(ctx context.Context, locks []advisory.Lock) error {
+	if b.cfg.Session.Transaction {
+		return insist(ctx, b.s, "ROLLBACK")
+	}
+	return freeRejected(ctx, b.s, locks)
 }
 
 // freeRejected frees what a list's session may still hold of these locks after the server has

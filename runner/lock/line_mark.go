@@ -135,7 +135,7 @@ func (b *Bid) arrivedQuery() (query []string) {
 
 // EndArrival frees the arrival lock, if the bid has it and will not listen.
 func (b *Bid) EndArrival(ctx context.Context) error {
-	err := b.send(ctx, b.arrivedQuery()...)
+	err := insistOn(func() error { return b.send(ctx, b.arrivedQuery()...) })
 	b.place.arriving = false
 	return err
 }

@@ -164,7 +164,11 @@ func (x exchange) do(ctx context.Context) (released, tried error) {
 
 // free frees what the session holds of all these locks, after the server has rejected the exchange.
 func (x exchange) free(ctx context.Context) error {
-	if err := freeRejected(ctx, x.list.Session, x.claim().locks()); err != nil {
+	locks := x.claim().locks()
+	for _, b := range x.next {
+		locks = append(locks, b.mayHave()...)
+	}
+	if err := freeRejected(ctx, x.list.Session, locks); err != nil {
 		return err
 	}
 	for _, b := range x.next {

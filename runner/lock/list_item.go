@@ -82,16 +82,20 @@ func (i *Item) watchForStepDown() {
 }
 
 // KeepListening is for an item to which the list comes back: the session listens until then, and so
-// knows whether the last holder is dead. If it listens to too many already, the next attempt waits
-// for the lock-delay. Without a wait, or through a pooler, nothing is heard.
+// knows whether the last holder is dead. If it listens to too many already, or the server rejects
+// that, the next attempt waits for the lock-delay. Without a wait, or through a pooler, nothing is heard.
 func (i *Item) KeepListening(ctx context.Context) error {
 	if i.bid.cfg.Wait == 0 || !i.bid.cfg.hasLine() {
 		return nil
 	}
-	if i.returns = i.list.keep(i); !i.returns {
-		return i.bid.EndArrival(ctx)
+	if i.returns = i.list.keep(i); i.returns {
+		err := i.bid.Listen(ctx)
+		if err == nil || answeredError(err) == nil {
+			return err
+		}
+		i.returns = false // it may not listen
 	}
-	return i.bid.Listen(ctx)
+	return i.bid.EndArrival(ctx)
 }
 
 // keep keeps the item's bid if there is room for it, and says whether it did.
