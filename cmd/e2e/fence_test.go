@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 // TestFence moves locks, and the jobs that the reference's SQL fences, from one cluster to
@@ -80,8 +81,7 @@ type fencing struct {
 
 func fencedCluster(t *testing.T) *fencing {
 	t.Helper()
-	server := throwaway(t, nil)
-	return &fencing{t, server}
+	return &fencing{t, testserver.StartApart(t, nil)}
 }
 
 func number(t *testing.T, text string) (n int64) {

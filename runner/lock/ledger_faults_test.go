@@ -15,6 +15,7 @@ import (
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -132,7 +133,7 @@ func TestLedgerRestored(t *testing.T) {
 	if err := old.Run("pg_dump", "-d", old.DSN("postgres"), "-n", "pglead", "-f", dump); err != nil {
 		t.Fatal(err)
 	}
-	there := start(t, nil)
+	there := testserver.StartApart(t, nil)
 	query(t, there, "CREATE ROLE boss LOGIN; CREATE ROLE cron LOGIN; ALTER DATABASE postgres OWNER TO boss")
 	if err := there.Run("psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", there.DSN("postgres"), "-f", dump); err != nil {
 		t.Fatal(err)

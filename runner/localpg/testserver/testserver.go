@@ -13,10 +13,21 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// Start starts a throwaway server.
+// Start starts a throwaway server. All of a test program's are of the same cluster: see fill.
 func Start(t *testing.T, settings map[string]string) *localpg.Server {
 	t.Helper()
-	server, remove, err := localpg.Throwaway(settings)
+	return begin(t, settings, fill)
+}
+
+// StartApart starts one that is another cluster than all others.
+func StartApart(t *testing.T, settings map[string]string) *localpg.Server {
+	t.Helper()
+	return begin(t, settings, (*localpg.Server).Init)
+}
+
+func begin(t *testing.T, settings map[string]string, makeData func(*localpg.Server) error) *localpg.Server {
+	t.Helper()
+	server, remove, err := localpg.Prepare(settings)
 	if errors.Is(err, localpg.ErrNoPrograms) {
 		t.Fatalf("%v - to install them: %s", err, localpg.InstallHint())
 	}
@@ -24,6 +35,12 @@ func Start(t *testing.T, settings map[string]string) *localpg.Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(remove)
+	if err := makeData(server); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.StartLogged(); err != nil {
+		t.Fatal(err)
+	}
 	return server
 }
 
