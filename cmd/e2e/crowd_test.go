@@ -127,6 +127,7 @@ func TestHerd(t *testing.T) {
 // its turn although it doesn't wait for its lock.
 func TestFullServer(t *testing.T) {
 	racesNothing(t)
+	t.Parallel() // it has a server of its own
 	server := throwaway(t, map[string]string{"max_connections": "5", "superuser_reserved_connections": "0", "max_wal_senders": "0"})
 	var ended sync.WaitGroup
 	for i := range 40 {
@@ -144,6 +145,7 @@ func TestFullServer(t *testing.T) {
 // ls counts them.
 func TestCrowd(t *testing.T) {
 	racesNothing(t)
+	t.Parallel() // it has a server of its own
 	const crowd, lockDelay = 45, 2 * time.Second
 	server := throwaway(t, nil)
 	dsn := server.DSN("postgres")

@@ -22,6 +22,7 @@ func TestCron(t *testing.T) {
 	if testing.Short() {
 		t.Skip("NOT TESTED: cron takes up to a minute")
 	}
+	t.Parallel() // it has a server of its own
 	dsn, dir := openServer(t), openDir(t)
 	tab := fmt.Sprintf("PGLEAD_DSN=%s\nPGLEAD_KEY=cron\n* * * * * %s/pglead run -- sh -c 'id -un; env' >%s/out 2>%s/err; echo $? >%s/status\n",
 		dsn, testbed.dir, dir, dir, dir)

@@ -96,6 +96,7 @@ func TestLead(t *testing.T) {
 // TestLeadBeforeTheDatabase: a node that is up before its database waits for
 // it, and one that will never be let in doesn't.
 func TestLeadBeforeTheDatabase(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	server := throwaway(t, nil)
 	if err := server.Stop(syscall.SIGINT); err != nil {
 		t.Fatal(err)

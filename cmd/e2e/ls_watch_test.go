@@ -12,6 +12,7 @@ import (
 // reason when it is ended.
 func TestWatchIdle(t *testing.T) {
 	racesNothing(t)
+	t.Parallel() // it has a server of its own
 	server := throwaway(t, nil)
 	watcher := connected(t, server, "CREATE ROLE idler LOGIN; ALTER ROLE idler SET idle_session_timeout = '100ms'")
 	dsn := strings.Replace(server.DSN("postgres"), "user="+localpg.Superuser, "user=idler", 1)

@@ -84,6 +84,7 @@ func (p *proxy) pass(client net.Conn) {
 // that is cut off from it. That the command is dead by then is promised where the
 // proxy's time is as long as the lease.
 func TestIdleProxy(t *testing.T) {
+	t.Parallel() // it has keys of its own
 	for _, tt := range []struct {
 		idle, lease time.Duration
 		alive       bool

@@ -324,6 +324,7 @@ func TestDoctorCountsStandbys(t *testing.T) {
 
 // TestEachWithQuorum: a list's items share one second connection, too.
 func TestEachWithQuorum(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	primary, _ := cluster(t, "*", "a")
 	file := filepath.Join(t.TempDir(), "items")
 	var items strings.Builder

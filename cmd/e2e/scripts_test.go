@@ -17,6 +17,7 @@ import (
 )
 
 func TestScripts(t *testing.T) {
+	t.Parallel() // what else runs by then has a server, or keys, of its own
 	pooler, statementPooler := pooled(t, "transaction", 3), pooled(t, "statement", 3)
 	ledgerSQL := filepath.Join(testbed.dir, "ledger.sql")
 	if err := os.WriteFile(ledgerSQL, []byte(ledger.InstallSQL(ledger.Plan{Keep: ledger.Keep})), 0o644); err != nil {

@@ -133,6 +133,7 @@ func TestUnkillableUnseen(t *testing.T) {
 func TestUnkillableAfterLoss(t *testing.T) {
 	racesNothing(t)
 	requireRoot(t, "a setuid program")
+	t.Parallel() // it has a server of its own
 	dsn, dir := openServer(t), openDir(t)
 	suid := becomesRoot(t, dir)
 	for name, early := range map[string]bool{"lost first": false, "unkillable first": true} {
@@ -181,6 +182,7 @@ func TestUnkillableAfterLoss(t *testing.T) {
 // end the commands: no lock comes free before the server's lease is over.
 func TestListOutlivesPglead(t *testing.T) {
 	requireRoot(t, "a setuid program")
+	t.Parallel() // it has a server of its own
 	port := testserver.Port(t)
 	server := throwaway(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 	dir := openDir(t)

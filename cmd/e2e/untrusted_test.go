@@ -221,6 +221,7 @@ func plain(t *testing.T, what, text string) []string {
 // or is taken for a line of ours.
 func TestHostileTexts(t *testing.T) {
 	racesNothing(t)
+	t.Parallel() // it has a server of its own
 	s := newStrange(t)
 	name := `"` + evil + `"`
 	for _, sql := range []string{
