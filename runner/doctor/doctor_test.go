@@ -65,6 +65,7 @@ func (e examined) wantError(kind session.Kind) {
 }
 
 func TestExamineRole(t *testing.T) {
+	t.Parallel()
 	port := testserver.Port(t)
 	server := start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port, "max_connections": "20", "lock_timeout": "7s", "fsync": "off"})
 	query(t, server, "CREATE ROLE cron LOGIN; CREATE ROLE rds_superuser")
@@ -115,6 +116,7 @@ func TestExamineRole(t *testing.T) {
 
 // TestExamineSeen: what others see of a role's pgleads, with statements that work for any name.
 func TestExamineSeen(t *testing.T) {
+	t.Parallel()
 	port := testserver.Port(t)
 	server := start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 	query(t, server, `CREATE ROLE "A guest" LOGIN`)
@@ -141,6 +143,7 @@ func TestExamineSeen(t *testing.T) {
 // TestExamineReporter: a role whose transactions wait for those of others, and may not write, can
 // hold locks, since nothing that pglead asks does so.
 func TestExamineReporter(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	query(t, server, `CREATE ROLE reporter LOGIN; CREATE TABLE any_table ();
 		ALTER ROLE reporter SET default_transaction_isolation = serializable;
@@ -172,6 +175,7 @@ func TestExamineReporter(t *testing.T) {
 // TestExamineFullQueue: a queue of notifications that nobody needs any more is freed, and how it
 // was is shown. One that a listener keeps full is a failure.
 func TestExamineFullQueue(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	fill := testserver.FillQueue(t, server)
 	fill()
@@ -227,6 +231,7 @@ func relay(t *testing.T, to string) (port string) {
 }
 
 func TestExamineTLS(t *testing.T) {
+	t.Parallel()
 	_, port, certificate := testserver.StartTLS(t, "db.example")
 	dsn := "host=db.example hostaddr=127.0.0.1 user=pglead dbname=postgres port=" + port
 	e := examine(t, config(t, dsn))
@@ -246,6 +251,7 @@ func TestExamineTLS(t *testing.T) {
 
 // TestExamineNoSenders: without WAL senders there are no standbys for which a commit waits.
 func TestExamineNoSenders(t *testing.T) {
+	t.Parallel()
 	cfg := config(t, start(t, map[string]string{"synchronous_standby_names": "a", "max_wal_senders": "0"}).DSN("postgres"))
 	examine(t, cfg).want("standbys", checkup.Note, "waits for no standby")
 	cfg.Quorum = true
@@ -255,6 +261,7 @@ func TestExamineNoSenders(t *testing.T) {
 }
 
 func TestExamineCluster(t *testing.T) {
+	t.Parallel()
 	primary := start(t, nil)
 	standby, remove, err := primary.Standby(nil, "")
 	if err != nil {
@@ -317,6 +324,7 @@ func TestExamineCluster(t *testing.T) {
 
 // TestExaminePooler: a pooler with one connection has none for the token.
 func TestExaminePooler(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	pooler := func(size, idle string) string {
 		dsn, _ := testserver.Pooler(t, server, localpg.Superuser, map[string]string{

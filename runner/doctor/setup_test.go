@@ -12,7 +12,10 @@ import (
 )
 
 // TestMain fails if an examination leaves a goroutine behind, such as that of a connection.
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	testserver.Parallel()
+	goleak.VerifyTestMain(m)
+}
 
 var start, query = testserver.Start, testserver.Query
 
