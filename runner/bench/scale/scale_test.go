@@ -143,6 +143,9 @@ func TestTheRealThousand(t *testing.T) {
 // The page says what the program prints. This compares the smaller numbers of nodes, since all of
 // them take a minute.
 func TestThePageIsTheProgram(t *testing.T) {
+	if testing.Short() {
+		t.Skip("NOT TESTED: the page of the simulation")
+	}
 	text, err := os.ReadFile("../../../testdata/bench/SCALE.md")
 	if err != nil {
 		t.Fatal(err)
