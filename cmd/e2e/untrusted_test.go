@@ -388,8 +388,7 @@ func TestHostileAnnouncement(t *testing.T) {
 		began <- time.Now()
 		_ = holder.Close(context.Background())
 	}()
-	timer := time.AfterFunc(soon, func() { _ = waiter.Process.Kill() })
-	defer timer.Stop()
+	defer time.AfterFunc(soon, func() { _ = waiter.Process.Kill() }).Stop()
 	line, _ := start(t, waiter)
 	const slack = 2 * time.Second // for a busy machine, as in the torture
 	if took := time.Since(<-began); line != "it runs" || took > lease+slack {

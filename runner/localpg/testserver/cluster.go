@@ -18,6 +18,8 @@ type entry struct {
 
 // cluster is a data directory as initdb has made it, once for the whole test program: that takes
 // a second or two of a processor, and to write the same files takes a tenth of it.
+//
+//nolint:gochecknoglobals // see above
 var cluster = sync.OnceValues(func() (entries []entry, err error) {
 	server, remove, err := localpg.Prepare(nil)
 	if err != nil {
