@@ -230,8 +230,8 @@ func relay(t *testing.T, to string) (port string) {
 	return port
 }
 
+// TestExamineTLS sets HOME, and so runs beside no other test.
 func TestExamineTLS(t *testing.T) {
-	t.Parallel()
 	_, port, certificate := testserver.StartTLS(t, "db.example")
 	dsn := "host=db.example hostaddr=127.0.0.1 user=pglead dbname=postgres port=" + port
 	e := examine(t, config(t, dsn))
