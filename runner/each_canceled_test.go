@@ -1,12 +1,16 @@
 package runner
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
@@ -77,7 +81,13 @@ func TestEachCanceled(t *testing.T) {
 			arm(tt.function, tt.nth)
 			locking := lockOn(t, server)
 			locking.Wait, locking.LockDelay, locking.Session.Transaction = wait, time.Second, tt.transaction
+			var said bytes.Buffer
+			locking.Log = slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))
 			tally, err := eachOf(locking, "1", "2", "3")
+			if warnings := strings.Count(said.String(), "event=waiting"); wait > 0 && warnings != 1 ||
+				warnings > 0 && !strings.Contains(said.String(), "canceling statement due to user request") {
+				t.Errorf("%s, with --wait %v: it says %s", name, wait, said.String())
+			}
 			switch {
 			case wait == 0 && (!session.HasCode(err, session.QueryCanceled) || !session.Passing(err)):
 				t.Errorf("%s, without a wait: %v", name, err)
@@ -115,6 +125,11 @@ func TestEachCanceledLook(t *testing.T) {
 		ended <- err
 	}()
 	testserver.Eventually(t, "the look is canceled", func() bool { return hasCanceled(t, server, look) })
+	mark := advisory.CommonMarkOf(id(2))
+	testserver.Eventually(t, "the list keeps no mark of a line in which it does not listen", func() bool {
+		return testserver.Query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE (classid, objid, objsubid) = (%d, %d, %d)",
+			mark.ClassID(), mark.ObjID(), mark.ObjSubID()))[0] == "0"
+	})
 	if err := held.Release(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -89,7 +89,7 @@ func (e *each) skipIfBarred(j *job, err error) error {
 	case errors.As(err, new(*lock.LedgerError)):
 		log.Log(context.Background(), level, withHint(err), "event", "ledger")
 	default:
-		log.Info("waiting for the database", "event", "waiting", "reason", err.Error())
+		log.Log(context.Background(), level, "the lock could not be taken, and the list comes back to the item: "+withHint(err), "event", "waiting", "reason", err.Error())
 	}
 	e.skip(j, heldElsewhere)
 	return nil

@@ -10,9 +10,8 @@ import (
 // linger keeps the lock after the command has ended: for the rest of --min-hold, or until somebody
 // asks for the lock or a signal asks this process to end. It returns what has asked. A request that
 // came before the command's end still decides who is to have the lock next, even if --min-hold is
-// over. It logs a loss.
+// over.
 func (s *supervision) linger() (asked Asked) {
-	defer s.logLateLoss()
 	rest := s.cfg.MinHold - time.Since(s.started)
 	switch {
 	case rest > 0:

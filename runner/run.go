@@ -115,8 +115,11 @@ func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	outcome, err := s.supervise()
 	r.held.SetEnd(endOf(outcome, err))
 	r.asked = outcome.Asked
-	if err == nil && !r.asked.Has(BySignal|ByStepDown) {
-		r.asked |= s.linger()
+	if err == nil {
+		if !r.asked.Has(BySignal | ByStepDown) {
+			r.asked |= s.linger()
+		}
+		s.logLateLoss()
 	}
 	return outcome, err
 }
@@ -128,7 +131,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		return nil, context.Cause(ctx)
 	}
 	<-r.catching // otherwise a signal could end this process between the start and supervise
-	if err := r.held.Err(); err != nil {
+	if err := r.held.Session.Ended(); err != nil {
 		r.guard.Close()
 		return nil, err
 	}

@@ -1,7 +1,9 @@
 package lock
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 
@@ -84,7 +86,7 @@ func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 		err = failed
 	}
 	if err != nil && b.cfg.ofList && answeredError(err) != nil {
-		_ = b.freeRejected(ctx, b.mayHave()) // at worst the end of the session frees it
+		err = cmp.Or(b.freeRejected(ctx, b.mayHave()), err)
 	}
 	return granted, err
 }
@@ -200,15 +202,24 @@ func (b *Bid) unlock(ctx context.Context, also ...string) error {
 	if !b.cfg.ofList || answeredError(err) == nil {
 		return err
 	}
-	return b.cfg.rejected(b.freeRejected(ctx, locks))
+	return b.freeRejected(ctx, locks)
 }
 
 // freeRejected is the function of that name or, in a transaction, ends that.
 func (b *Bid) freeRejected(ctx context.Context, locks []advisory.Lock) error {
 	if b.cfg.Session.Transaction {
-		return insist(ctx, b.s, "ROLLBACK")
+		return keptError(insist(ctx, b.s, "ROLLBACK"))
 	}
 	return freeRejected(ctx, b.s, locks)
+}
+
+// keptError is the error if a list's session, which goes on, may keep a lock without a command. It
+// is none that passes, whatever the server says: the list has to end, and its session with it.
+func keptError(err error) error {
+	if answeredError(err) == nil {
+		return err
+	}
+	return errors.New("free the locks under which no command runs: " + session.Rejected(err, "unlock").Error())
 }
 
 // freeRejected frees what a list's session may still hold of these locks after the server has
@@ -220,7 +231,7 @@ func freeRejected(ctx context.Context, s *session.Session, locks []advisory.Lock
 	for _, l := range locks {
 		queries = append(queries, "SELECT "+l.UnlockSQL()+fromLocks+areAdvisory+isOwn+" AND "+advisory.Among(idsOf([]advisory.Lock{l})))
 	}
-	return insist(ctx, s, queries...)
+	return keptError(insist(ctx, s, queries...))
 }
 
 // insist sends queries again if they are canceled, a few times.

@@ -96,6 +96,9 @@ func (b *Bid) dropDraw(ctx context.Context) {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
 		_ = insist(ctx, b.s, b.held.finishQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
+		if b.s.Err() != nil {
+			return // reportUnstarted stops it
+		}
 	}
 	b.held.drawn = drawn{}
 }

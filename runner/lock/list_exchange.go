@@ -147,7 +147,10 @@ func (x exchange) do(ctx context.Context) (released, tried error) {
 	if err == nil {
 		return released, tried
 	}
-	if tried != nil && x.free(ctx) == nil {
+	if tried != nil {
+		if err := x.free(ctx); err != nil {
+			return err, err
+		}
 		released = nil
 	}
 	if released == nil && len(x.ended) > 0 && len(answers[0]) == 0 {

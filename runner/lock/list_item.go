@@ -1,10 +1,12 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/ledger"
 )
@@ -49,7 +51,7 @@ func (i *Item) Granted() bool { return i.bid.Complete() }
 func (i *Item) Settle(ctx context.Context) (*Held, error) {
 	h, err := i.bid.Settle(ctx)
 	if err != nil && i.list.Session.Err() == nil {
-		_ = i.bid.GiveBack(context.WithoutCancel(ctx))
+		err = cmp.Or(i.bid.GiveBack(context.WithoutCancel(ctx)), err)
 		i.show(0)
 	}
 	if err != nil {
@@ -94,6 +96,9 @@ func (i *Item) KeepListening(ctx context.Context) error {
 			return err
 		}
 		i.returns = false // it may not listen
+		if err := i.bid.freeRejected(ctx, []advisory.Lock{advisory.CommonMarkOf(i.id())}); err != nil {
+			return err
+		}
 	}
 	return i.bid.EndArrival(ctx)
 }
@@ -135,7 +140,7 @@ func (i *Item) Close() {
 		i.watch.Stop()
 	}
 	if i.leave() && !i.returns {
-		_ = i.bid.Unlisten(context.Background()) // if it fails, the session is lost
+		_ = i.bid.Unlisten(context.Background()) // at worst the session still hears what it ignores
 	}
 }
 

@@ -98,7 +98,7 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 	// An UNLISTEN has no comment. While it was the session's last statement, others could see neither
 	// that the session is alive nor how long its commands outlive a lock.
 	queries = append(queries, selectQuery(b.freeCommonSQL())...)
-	err := b.send(ctx, append(queries, session.PlainBeatQuery)...)
+	err := insistOn(func() error { return b.send(ctx, append(queries, session.PlainBeatQuery)...) })
 	clear(b.evidence)
 	b.commonMarks = nil
 	for range len(b.heard) { // now that nothing more is heard

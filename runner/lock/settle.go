@@ -25,7 +25,7 @@ import (
 //	                                  (evidence.go), and who may say what (closing.go)
 //	no earlier command is alive       waitOut or, with a ledger, waitForOpenRuns
 //	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token
-//	the lease is not over             ExpireIfDue and Err, below
+//	the lease is not over             ExpireIfDue and Ended, below
 //	no signal has come, and the       run.startSupervised (package runner), which waits
 //	session is still not lost         until signals are caught
 //	the lease is not over             Guard.StartCommand (package child), before it asks the guard
@@ -68,13 +68,13 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	prepareErr := b.preparation.done() // also after an error, so that what it made is undone
 	err = cmp.Or(err, prepareErr)
 	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the rest of the lease
-		err = b.s.Err()
+		err = b.s.Ended()
 	}
 	if err != nil {
 		return nil, err
 	}
 	b.showHolding()
-	if err := b.s.Err(); err != nil {
+	if err := b.s.Ended(); err != nil {
 		return nil, err
 	}
 	b.held.since, b.held.showsEnd = time.Now(), b.place.joined() && b.cfg.showsToken()
@@ -145,7 +145,7 @@ func (b *Bid) hold(ctx context.Context, delay time.Duration, why string, ask fun
 				return true, nil
 			}
 		case <-b.s.Done():
-			return false, b.s.Err()
+			return false, b.s.Ended()
 		case <-ctx.Done():
 			return false, context.Cause(ctx)
 		}

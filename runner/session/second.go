@@ -58,7 +58,7 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 	second := s.second.session
 	s.mu.Unlock()
 	if second != nil {
-		if second.noAnswer() == nil {
+		if second.Ended() == nil {
 			return second, nil
 		}
 		second.Close()

@@ -236,8 +236,9 @@ func (s *Session) Err() error {
 	return s.end
 }
 
-// noAnswer is the error of a request that gets no answer, since the session has ended.
-func (s *Session) noAnswer() error {
+// Ended is the error of a request that gets no answer any more, since the session has ended, by a
+// loss or by Close. It is nil for a session that goes on.
+func (s *Session) Ended() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.end

@@ -124,11 +124,11 @@ func (s *Session) answer(ctx context.Context, rt *roundTrip) ([]Rows, error) {
 	select {
 	case <-silence.C:
 		s.fail(ErrSilent)
-		return nil, s.noAnswer()
+		return nil, s.Ended()
 	case <-rt.result:
 		return rt.answers, rt.err
 	case <-s.done:
-		return nil, s.noAnswer()
+		return nil, s.Ended()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -143,7 +143,7 @@ func (s *Session) send(ctx context.Context, r Request) (*roundTrip, error) {
 	case s.onWire <- struct{}{}:
 		return s.transmit(r)
 	case <-s.done:
-		return nil, s.noAnswer()
+		return nil, s.Ended()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -182,7 +182,7 @@ func (s *Session) transmit(r Request) (*roundTrip, error) {
 	if err := s.fe.Flush(); err != nil {
 		s.awaitReason(err)
 		s.fail(s.broken(fmt.Errorf("send: %w", networkCause(err))))
-		return nil, s.noAnswer()
+		return nil, s.Ended()
 	}
 	return rt, nil
 }
