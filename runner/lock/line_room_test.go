@@ -46,21 +46,23 @@ func TestRoom(t *testing.T) {
 		}
 		return calm >= 50
 	})
-	refused := 0
+	// On a busy machine those that look whether there is room take longer, and so more of them are
+	// there at once.
 	const logins = 50
-	for range logins {
-		time.Sleep(40 * time.Millisecond)
-		_, err := server.Query("postgres", "SELECT 1")
-		switch {
-		case full(err):
-			refused++
-		case err != nil:
-			t.Fatal(err)
+	eventually(t, "nearly all logins of the application succeed", func() bool {
+		refused := 0
+		for range logins {
+			time.Sleep(40 * time.Millisecond)
+			_, err := server.Query("postgres", "SELECT 1")
+			switch {
+			case full(err):
+				refused++
+			case err != nil:
+				t.Fatal(err)
+			}
 		}
-	}
-	if refused > logins/10 {
-		t.Errorf("%d of %d logins of the application are refused", refused, logins)
-	}
+		return refused <= logins/10
+	})
 	// The question itself may be among the few that are refused.
 	eventually(t, "several wait, on a server with room for more", func() bool {
 		n, err := guests()
