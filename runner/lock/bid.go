@@ -223,9 +223,9 @@ func keptError(err error) error {
 }
 
 // freeRejected frees what a list's session may still hold of these locks after the server has
-// rejected a query: an unlock that was canceled has freed nothing, and a try that was canceled, or
-// followed by an error, may have taken its lock. No command runs under any of them, and other
-// commands may need the session, and keep the locks with it, for a long time.
+// rejected a query: an unlock that was canceled has freed nothing, and a try for a lock or a mark
+// that was canceled, or followed by an error, may have taken it. No command runs under any of them,
+// and other commands may need the session, and keep the locks with it, for a long time.
 func freeRejected(ctx context.Context, s *session.Session, locks []advisory.Lock) error {
 	var queries []string
 	for _, l := range locks {

@@ -2,12 +2,11 @@
 // under it.
 //
 // Candidate.Acquire opens a session, tries, waits in line without blocking in the server, and draws
-// the fencing token: it returns a Held. Held.Release frees the lock. (pglead each has a List
-// instead: one session for many Bids, where an exchange releases one lock and tries for the next.) If the lock was free
-// at the first try, the command may start at once, unless the server is young. After a wait there
-// has to be evidence that the last holder's command is dead: a word of that holder, of its guard or
-// of its new session, or its silence. Otherwise the lock-delay has to pass (package evidence). A
-// ledger may also say that the command is dead, or make a first try wait.
+// the fencing token: it returns a Held. Held.Release frees the lock. If the lock was free at the
+// first try, the command may start at once, unless the server is young. After a wait there has to
+// be evidence that the last holder's command is dead: a word of that holder, of its guard or of its
+// new session, or its silence. Otherwise the lock-delay has to pass (package evidence). A ledger
+// may also say that the command is dead, or make a first try wait.
 //
 // Six words are enough to follow one run:
 //
@@ -34,6 +33,12 @@
 //	contested   others have the lock, or may have had it while the bid did not listen, so
 //	            that it takes evidence to start at once
 //	lock-delay  how long the lock is held without a command where there is no evidence
+//
+// In pglead each, instead of a candidate and a waiter:
+//
+//	list      one session for many bids. Nobody stands in line: a refused item is tried again
+//	item      one attempt at one of the list's locks
+//	exchange  one message that releases a lock and tries for the next one
 //
 // In line, for speed and fairness alone:
 //

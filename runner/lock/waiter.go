@@ -17,8 +17,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// waiter is a candidate's bid, which waits in line for what the first try did not get. It uses all
-// fields of the Bid but commonMarks.
+// waiter is a candidate's bid, which waits in line for what the first try did not get.
 type waiter struct {
 	*Bid
 	candidate *Candidate
@@ -172,7 +171,7 @@ func (w *waiter) actOnHeard() {
 		case w.cfg.Claim.lineFor(a.Lock) != w.place.line:
 		case a.Word == evidence.Started:
 			w.turn.Started(time.Now(), a.PID, w.trusts(a.PID), w.watches())
-		default:
+		case a.Word == evidence.Clean, a.Word == evidence.Dead, a.Word == evidence.Left:
 			w.turn.Ended(time.Now(), a.To)
 		}
 	}

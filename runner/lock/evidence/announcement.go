@@ -33,8 +33,8 @@ import (
 //     fields only PID counts.
 
 // Word is the first field of an announcement. A new word is ignored until known lists it.
-// Evidence.Hear, Evidence.isCredible and turn.decide (package lock) define its effect; the list
-// above and runner/README.md describe it.
+// Evidence.Hear, Evidence.isCredible and waiter.actOnHeard (package lock) define its effect; the
+// list above and runner/README.md describe it.
 type Word string
 
 // The words, as described above.
