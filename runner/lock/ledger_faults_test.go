@@ -207,7 +207,7 @@ func TestLedgerBurstOvertaken(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
-	const most = 10 // tries to come before the waiter
+	const most = 40 // tries to come before the waiter
 	for n := range most {
 		held := acquire(t, cfg)
 		waiter := contend(t, cfg)
