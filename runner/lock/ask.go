@@ -95,8 +95,8 @@ const lateMost = 2 * time.Second
 //	                  requests have no numbers
 //	dormant           whether somebody calls (goDormant)
 //	in a delay        as before, but without the watch
-//	holder            whether somebody asks it to step down (watchForStepDown)
-//	list              which of its items somebody asks to step down (List.watchForStepDown); nothing
+//	holder            whether somebody asks it to step down (checkForStepDown)
+//	list              which of its items somebody asks to step down (List.checkForStepDowns); nothing
 //	                  while none has run for long
 //
 // The second session of a quorum commits (package session).

@@ -17,7 +17,7 @@ import (
 type Bid struct {
 	s     *session.Session
 	cfg   Config
-	held  *Held // what it has got so far
+	got   *Held // what it has got so far
 	place place // in line, if it is a waiter's
 	item  *Item // of a list, or nil
 
@@ -43,7 +43,7 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 		s: s, cfg: cfg, preparation: newPreparation(s, nil), news: make(chan struct{}, 1),
 		evidence: map[lockkey.ID]*evidence.Evidence{}, contested: map[lockkey.ID]bool{},
 	}
-	b.held = b.nothingHeld()
+	b.got = b.nothingHeld()
 	if contested {
 		b.contest(cfg.Claim.locks())
 	}
@@ -51,14 +51,14 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 }
 
 // Complete says whether the bid holds all that the claim asks for.
-func (b *Bid) Complete() bool { return b.cfg.Claim.fulfilledBy(b.held.Locks) }
+func (b *Bid) Complete() bool { return b.cfg.Claim.fulfilledBy(b.got.Locks) }
 
 // missing are the locks that the claim still asks for.
 func (b *Bid) missing() []advisory.Lock {
 	if b.cfg.Claim.takesAny() {
 		return b.cfg.Claim.locks()
 	}
-	return b.cfg.Claim.locks()[len(b.held.Locks):]
+	return b.cfg.Claim.locks()[len(b.got.Locks):]
 }
 
 // refused are the locks that the last try did not get because another session has them: the first
@@ -170,8 +170,8 @@ func (cfg *Config) firstTrySQL() string {
 // verdict on each lock says how long the last holder's command may be alive.
 func (b *Bid) noteResult(result tried) (some bool) {
 	b.place.arriving = b.place.arriving || result.arrived
-	b.held.Locks = append(b.held.Locks, result.won...)
-	b.held.verdict = b.held.verdict.And(b.verdictOnAll(result.won))
+	b.got.Locks = append(b.got.Locks, result.won...)
+	b.got.verdict = b.got.verdict.And(b.verdictOnAll(result.won))
 	if !b.Complete() {
 		b.noteRefusal(b.refused())
 	}
@@ -181,7 +181,7 @@ func (b *Bid) noteResult(result tried) (some bool) {
 // GiveBack frees locks under which no command was started. A lock whose common mark the bid lacks
 // then counts as contested, because others may start under it without this bid hearing of it.
 func (b *Bid) GiveBack(ctx context.Context) error {
-	b.contest(slices.DeleteFunc(slices.Clone(b.held.Locks), func(l advisory.Lock) bool { return slices.Contains(b.commonMarks, l.ID) }))
+	b.contest(slices.DeleteFunc(slices.Clone(b.got.Locks), func(l advisory.Lock) bool { return slices.Contains(b.commonMarks, l.ID) }))
 	return b.unlock(ctx)
 }
 
@@ -196,8 +196,8 @@ func (b *Bid) giveBackAndLeave(ctx context.Context) error {
 
 // unlock frees what was granted, and then sends the queries also.
 func (b *Bid) unlock(ctx context.Context, also ...string) error {
-	queries, locks := append(b.giveBackQueries(), also...), b.held.Locks
-	b.held = b.nothingHeld()
+	queries, locks := append(b.giveBackQueries(), also...), b.got.Locks
+	b.got = b.nothingHeld()
 	err := b.send(ctx, queries...)
 	if !b.cfg.ofList || answeredError(err) == nil {
 		return err
@@ -254,7 +254,7 @@ func insistOn(ask func() error) error {
 // giveBackQueries are the queries that give the locks back. If a token was drawn they announce a
 // clean end, but only if no earlier command can be alive: a waiter that hears it starts at once.
 func (b *Bid) giveBackQueries() []string {
-	h := b.held.unstarted()
+	h := b.got.unstarted()
 	switch {
 	case len(h.Locks) == 0:
 		return nil

@@ -70,7 +70,7 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 // a session that announced a start and was given up before its command started. It does so even
 // after a signal. It announces no more than giveBackQueries.
 func (w *waiter) reportUnstarted(ctx context.Context) {
-	h := w.held.unstarted()
+	h := w.got.unstarted()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateMost)
 	defer cancel()
 	announceDeaths(ctx, h.mayAnnounceEnd() && h.cfg.deathMatters(), h)

@@ -33,9 +33,9 @@ func (l *List) ExchangeAll(last, next []*Item) (released, tried error) {
 // MayExchange says whether the item's next step can be part of an exchange.
 func (i *Item) MayExchange() bool {
 	if i.held != nil {
-		return i.held.mayExchange()
+		return i.held.endFits()
 	}
-	return i.bid.mayExchange()
+	return i.bid.tryFits()
 }
 
 // MostKept is mostKept.

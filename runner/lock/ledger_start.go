@@ -27,13 +27,13 @@ type ledgerStart struct {
 // is alive.
 func (b *Bid) startInLedger(ctx context.Context) error {
 	start := ledgerStart{
-		bid: b, delay: b.held.verdict.Delay,
-		proof: ledger.Proof{Sure: b.held.verdict.Delay == 0, Closes: make([]int64, len(b.held.Locks))},
+		bid: b, delay: b.got.verdict.Delay,
+		proof: ledger.Proof{Sure: b.got.verdict.Delay == 0, Closes: make([]int64, len(b.got.Locks))},
 	}
 	if !b.cfg.Session.Quorum {
 		start.since = time.Now()
 	}
-	if _, blind := b.openStarts(b.held.Locks); blind && !start.proof.Sure {
+	if _, blind := b.openStarts(b.got.Locks); blind && !start.proof.Sure {
 		if err := start.waitAsWithout(ctx); err != nil {
 			return err
 		}
@@ -67,7 +67,7 @@ func (l *ledgerStart) waited() time.Duration {
 // ask draws the token, and asks the ledger with it whether the run may start. It does not wait.
 func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	l.noteEvidence()
-	held := l.bid.held
+	held := l.bid.got
 	if held.owed != nil && len(l.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
@@ -92,21 +92,21 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 // with this one is stopped, even if ctx has just ended: otherwise the next start would make it a
 // lost run.
 func (b *Bid) dropDraw(ctx context.Context) {
-	if b.held.owed != nil {
+	if b.got.owed != nil {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
-		_ = insist(ctx, b.s, b.held.finishQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
+		_ = insist(ctx, b.s, b.got.finishQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
 		if b.s.Err() != nil {
 			return // reportUnstarted stops it
 		}
 	}
-	b.held.drawn = drawn{}
+	b.got.drawn = drawn{}
 }
 
 // noteEvidence puts into the proof what has been announced so far, and whether the locks have
 // been held for long enough.
 func (l *ledgerStart) noteEvidence() {
-	locks := l.bid.held.Locks
+	locks := l.bid.got.Locks
 	if !l.proof.Sure && (l.bid.verdictOnAll(locks).Delay == 0 || l.waited() >= l.delay) {
 		l.proof.Sure = true
 	}
@@ -126,13 +126,13 @@ func (l *ledgerStart) noteEvidence() {
 // end that no earlier command is alive either. The ledger alone is no evidence for that: roles
 // without access to it leave no rows in it.
 func (l *ledgerStart) noteBegun() {
-	l.bid.held.owed = l.bid.held.Locks
+	l.bid.got.owed = l.bid.got.Locks
 	if l.bid.cfg.Session.Transaction && !l.bid.cfg.Session.Quorum && !l.bid.cfg.ofList {
 		l.bid.s.DropSecond()
 	}
 	if l.waited() < l.delay {
-		v := l.bid.verdictOnAll(l.bid.held.Locks)
-		l.bid.held.verdict.CoversEarlier = v.Delay == 0 && v.CoversEarlier
+		v := l.bid.verdictOnAll(l.bid.got.Locks)
+		l.bid.got.verdict.CoversEarlier = v.Delay == 0 && v.CoversEarlier
 	}
 }
 
@@ -184,7 +184,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		return nil
 	}
 	return l.holdAfter(ctx, rest, host, func() (bool, error) {
-		open, err := b.number(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.held.Locks), b.cfg.Claim.Shared))
+		open, err := b.number(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.got.Locks), b.cfg.Claim.Shared))
 		if b.lostLedger(ctx, err) {
 			return true, nil // the next question finds that out, too
 		}
@@ -208,7 +208,7 @@ func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host
 	b := l.bid
 	alive := map[int]int64{} // the earliest token of each lock
 	left := func(run ledger.OpenRun) time.Duration {
-		e := b.evidence[b.held.Locks[run.Lock].ID]
+		e := b.evidence[b.got.Locks[run.Lock].ID]
 		if b.cfg.LockDelay == 0 || e != nil && e.KnowsDead(run.Token) {
 			return 0
 		}
@@ -244,7 +244,7 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	if beside {
 		proof.Backend = b.s.BackendPID()
 	}
-	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.held.Locks), b.cfg.Claim.Shared, b.held.Token, b.held.SystemID, proof) +
+	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.got.Locks), b.cfg.Claim.Shared, b.got.Token, b.got.SystemID, proof) +
 		", " + b.s.AsIsSQL()
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()

@@ -82,10 +82,10 @@ func (w *waiter) toCall() crowd.ToCall {
 	switch {
 	case w.usesLedger() || !w.cfg.Claim.callsDormant():
 		return crowd.NoneToCall
-	case w.held.toCall == crowd.NoneToCall && w.candidate.foundFull:
+	case w.got.toCall == crowd.NoneToCall && w.candidate.foundFull:
 		return crowd.SomeAbsent
 	}
-	return w.held.toCall
+	return w.got.toCall
 }
 
 // line is where those stand that the holder may call: there is one lock if there are any.

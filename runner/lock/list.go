@@ -130,16 +130,16 @@ func (l *List) describe() {
 	l.Session.SetComment(d.Comment())
 }
 
-// watchAfter is how long an item is held before requests that it step down are looked for, and its
+// checkAfter is how long an item is held before requests that it step down are looked for, and its
 // key is shown. A brief command is over sooner, and so costs the server nothing.
-const watchAfter = crowd.FirstBeat
+const checkAfter = crowd.FirstBeat
 
-// watchForStepDown makes the heartbeat look for requests to all items that are held for long.
+// checkForStepDowns makes the heartbeat look for requests to all items that are held for long.
 // Whatever their number, pg_stat_statements sees a single statement. The caller holds mu.
-func (l *List) watchForStepDown() {
+func (l *List) checkForStepDowns() {
 	of := map[string]*Held{}
 	for id, i := range l.underWay {
-		if i.watched {
+		if i.checks {
 			of[advisory.StepDownOf(id).String()] = i.held
 		}
 	}

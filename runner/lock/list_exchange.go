@@ -37,12 +37,12 @@ func (l *List) Exchange(last, next *Item) (released, tried error) {
 	p := exchangePart{done: make(chan exchanged, 1)}
 	switch {
 	case last == nil:
-	case last.held.mayExchange():
+	case last.held.endFits():
 		p.last = last
 	default:
 		released = last.release(ctx)
 	}
-	if next != nil && next.bid.mayExchange() {
+	if next != nil && next.bid.tryFits() {
 		p.next = next
 	}
 	var done exchanged
@@ -71,17 +71,17 @@ func (i *Item) release(ctx context.Context) error {
 	return i.held.Release(ctx)
 }
 
-// mayExchange says whether the locks can be released in an exchange: the ledger has nothing to
+// endFits says whether the locks can be released in an exchange: the ledger has nothing to
 // note, and the announcement is for all listeners and prefers none of them. Others will retry an
 // item that failed, so its Release waits for those that were just refused.
-func (h *Held) mayExchange() bool {
-	return h.cfg.mayExchange() && h.end.Outcome == ledger.OK && h.owed == nil && h.prefers == ""
+func (h *Held) endFits() bool {
+	return h.cfg.canExchange() && h.end.Outcome == ledger.OK && h.owed == nil && h.prefers == ""
 }
 
-// mayExchange says whether the bid's first try can be part of an exchange: the start needs
+// tryFits says whether the bid's first try can be part of an exchange: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
-func (b *Bid) mayExchange() bool {
-	return b.cfg.mayExchange() && !b.usesLedger() && !b.listens() && len(b.held.Locks) == 0 &&
+func (b *Bid) tryFits() bool {
+	return b.cfg.canExchange() && !b.usesLedger() && !b.listens() && len(b.got.Locks) == 0 &&
 		b.verdictOn(b.cfg.Claim.IDs[0]).Delay == 0
 }
 
@@ -129,8 +129,8 @@ func (l *List) exchangeAll(parts []exchangePart) (done exchanged) {
 // session has by then.
 type exchange struct {
 	list  *List
-	ended []*Held // for each, mayExchange is true
-	next  []*Bid  // for each, mayExchange is true
+	ended []*Held // endFits is true for each
+	next  []*Bid  // tryFits is true for each
 }
 
 // do carries out the exchange. If only the announcements fail, it warns of that.
@@ -175,7 +175,7 @@ func (x exchange) free(ctx context.Context) error {
 		return err
 	}
 	for _, b := range x.next {
-		b.held = b.nothingHeld()
+		b.got = b.nothingHeld()
 		b.contest(b.cfg.Claim.locks())
 	}
 	return nil
@@ -232,7 +232,7 @@ func (x exchange) freeAndTryQuery() string {
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// drawQuery is the query that draws one token for all bids. mayExchange says that none uses a
+// drawQuery is the query that draws one token for all bids. tryFits says that none uses a
 // ledger.
 func (x exchange) drawQuery() string {
 	var locks []advisory.Lock
@@ -261,5 +261,5 @@ func (b *Bid) noteExchange(value string, drawn session.Rows) error {
 	if b.noteResult(result); !b.Complete() {
 		return nil
 	}
-	return b.noteDrawn(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.held.Locks[0], row) }))
+	return b.noteDrawn(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.got.Locks[0], row) }))
 }

@@ -13,15 +13,15 @@ import (
 
 // Item is one attempt at an item of a list. At most one attempt at an item is under way.
 type Item struct {
-	list    *List
-	bid     *Bid
-	held    *Held                 // once it has settled
-	renewed chan boottime.Instant // the session's latest deadline
-	watch   *time.Timer           // to watchAfter
-	returns bool                  // the bid listens until the next attempt
+	list       *List
+	bid        *Bid
+	held       *Held                 // once it has settled
+	renewed    chan boottime.Instant // the session's latest deadline
+	checkTimer *time.Timer           // to checkAfter
+	returns    bool                  // the bid listens until the next attempt
 	// Under the list's mu:
-	watched bool          // the heartbeat looks for requests to step down
-	delay   time.Duration // for which the lock is held before the command may start
+	checks bool          // the heartbeat checks for requests to step down
+	delay  time.Duration // for which the lock is held before the command may start
 }
 
 // Item begins an attempt at the item whose lock cfg's Claim names. If the last attempt has kept
@@ -58,7 +58,7 @@ func (i *Item) Settle(ctx context.Context) (*Held, error) {
 		return nil, err
 	}
 	i.held, h.renewed = h, i.renewed
-	i.watch = time.AfterFunc(watchAfter, i.watchForStepDown)
+	i.checkTimer = time.AfterFunc(checkAfter, i.checkForStepDown)
 	return h, nil
 }
 
@@ -70,15 +70,15 @@ func (i *Item) show(delay time.Duration) {
 	i.list.describe()
 }
 
-// watchForStepDown makes the heartbeat look for requests that the item's command step down, until
+// checkForStepDown makes the heartbeat look for requests that the item's command step down, until
 // the attempt ends.
-func (i *Item) watchForStepDown() {
+func (i *Item) checkForStepDown() {
 	l := i.list
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.underWay[i.id()] == i {
-		i.watched = true
-		l.watchForStepDown()
+		i.checks = true
+		l.checkForStepDowns()
 		l.Session.BeatAt(boottime.Now()) // the heartbeat's comment shows the keys
 	}
 }
@@ -136,8 +136,8 @@ func (i *Item) giveBack(ctx context.Context) error {
 // Close ends the attempt. The lock is free by now, or was lost. Unless KeepListening was called, the
 // session stops listening for the item.
 func (i *Item) Close() {
-	if i.watch != nil {
-		i.watch.Stop()
+	if i.checkTimer != nil {
+		i.checkTimer.Stop()
 	}
 	if i.leave() && !i.returns {
 		_ = i.bid.Unlisten(context.Background()) // at worst the session still hears what it ignores
@@ -150,9 +150,9 @@ func (i *Item) leave() (listens bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.underWay, i.id())
-	if i.watched {
-		i.watched = false
-		l.watchForStepDown()
+	if i.checks {
+		i.checks = false
+		l.checkForStepDowns()
 	}
 	listens = l.kept[i.id()] != nil
 	if !i.returns {

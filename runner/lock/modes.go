@@ -36,9 +36,9 @@ func (cfg *Config) drawsWithTry() bool {
 	return cfg.Claim.takesOne() && !cfg.Session.UsesSecondSession()
 }
 
-// mayExchange says whether, in a list, the release of one lock and the try for the next can go in
+// canExchange says whether, in a list, the release of one lock and the try for the next can go in
 // one message, too.
-func (cfg *Config) mayExchange() bool {
+func (cfg *Config) canExchange() bool {
 	return cfg.drawsWithTry() && !cfg.Claim.Shared
 }
 

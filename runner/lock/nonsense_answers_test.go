@@ -47,8 +47,8 @@ func FuzzRows(f *testing.F) {
 				}
 				result, err := b.parseTry(row[0])
 				b.noteResult(result)
-				if bad != (err != nil) || !bad && len(b.held.Locks) != want || bad && len(b.held.Locks) > 0 {
-					t.Errorf("%q of two locks are %v, %v", row[0], b.held.Locks, err)
+				if bad != (err != nil) || !bad && len(b.got.Locks) != want || bad && len(b.got.Locks) > 0 {
+					t.Errorf("%q of two locks are %v, %v", row[0], b.got.Locks, err)
 				}
 			}
 			_ = b.noteDrawn(rows)

@@ -39,7 +39,7 @@ import (
 // a separate statement lists the locks (drawOnSecond).
 //
 // The heartbeat does not look for requests to step down until the caller makes it do so
-// (Held.watchForStepDown, List.watchForStepDown).
+// (Held.checkForStepDown, List.checkForStepDowns).
 //
 // Only hooks (process.runHook) and the trial of doctor (tryGuard, package child) have a guard start
 // something without a lock.
@@ -50,7 +50,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// A delay or a second login takes time, and the deadline has to be fresh, so this asks the
 	// server once more. In a transaction the grant was a round trip of its own, so the deadline is
 	// fresh already.
-	if (b.held.verdict.Delay > 0 || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
+	if (b.got.verdict.Delay > 0 || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
 		if err := b.s.Ping(ctx); err != nil {
 			return nil, b.cfg.rejected(err)
 		}
@@ -59,7 +59,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	draw := b.startInLedger
 	if !b.usesLedger() {
 		draw = b.drawAndAnnounce
-		if err := b.waitOut(ctx, b.held.verdict.Delay); err != nil {
+		if err := b.waitOut(ctx, b.got.verdict.Delay); err != nil {
 			return nil, err
 		}
 	}
@@ -77,8 +77,8 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	if err := b.s.Ended(); err != nil {
 		return nil, err
 	}
-	b.held.since, b.held.showsEnd = time.Now(), b.place.joined() && b.cfg.showsToken()
-	return b.held, nil
+	b.got.since, b.got.showsEnd = time.Now(), b.place.joined() && b.cfg.showsToken()
+	return b.got, nil
 }
 
 // waitOut holds the locks without a command for the delay, in which a former holder's command may
@@ -97,8 +97,8 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 			return err
 		}
 	}
-	if v := b.verdictOnAll(b.held.Locks); v.Delay == 0 {
-		b.held.verdict = v
+	if v := b.verdictOnAll(b.got.Locks); v.Delay == 0 {
+		b.got.verdict = v
 		return nil
 	}
 	if err := b.beginDelay(ctx, delay); err != nil {
@@ -109,7 +109,7 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 	}
 	early, err := b.hold(ctx, delay, "lock granted without evidence that its last holder is dead", nil)
 	if early {
-		b.held.verdict.CoversEarlier = b.verdictOnAll(b.held.Locks).CoversEarlier
+		b.got.verdict.CoversEarlier = b.verdictOnAll(b.got.Locks).CoversEarlier
 	}
 	return err
 }
@@ -141,7 +141,7 @@ func (b *Bid) hold(ctx context.Context, delay time.Duration, why string, ask fun
 			if err := b.askRoles(ctx); err != nil {
 				return false, err
 			}
-			if b.verdictOnAll(b.held.Locks).Delay == 0 {
+			if b.verdictOnAll(b.got.Locks).Delay == 0 {
 				return true, nil
 			}
 		case <-b.s.Done():
@@ -165,7 +165,7 @@ func (b *Bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 // the command has not started, and when it will, and leaves the line.
 func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.dropDraw(ctx)
-	b.held.verdict.Delay = delay
+	b.got.verdict.Delay = delay
 	d := b.cfg.Describe()
 	d.Delay, d.Since = delay, time.Now()
 	b.show(d)

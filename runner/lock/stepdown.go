@@ -130,11 +130,11 @@ func (h *Held) stepDownSQL() string {
 	return strings.Join(probes, " AND ")
 }
 
-// watchForStepDown makes the heartbeat look for requests to step down. The first heartbeat comes
+// checkForStepDown makes the heartbeat look for requests to step down. The first heartbeat comes
 // soon, since its comment shows what the session holds. It doesn't come so soon that a brief
 // command would need one, which is over before anybody looks. With it the session warms up for its
 // announcement.
-func (h *Held) watchForStepDown() {
+func (h *Held) checkForStepDown() {
 	h.Session.SetHeartbeat(session.Heartbeat{
 		Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.readStepDown},
 		Once:    append(boundWaitsQuery(h.cfg.Session), h.endWarmupQuery()...),

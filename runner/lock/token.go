@@ -116,19 +116,19 @@ func (b *Bid) noteDrawn(rows session.Rows) error {
 		return session.NotPostgreSQL()
 	}
 	row := rows[0] // the others say the same
-	b.held.drawn = drawn{listened: row[drawnListens] == "t"}
+	b.got.drawn = drawn{listened: row[drawnListens] == "t"}
 	if row[drawnStarted] == ledger.Started {
-		b.held.owed = b.held.Locks
+		b.got.owed = b.got.Locks
 	}
 	if dormant, _ := strconv.Atoi(row[drawnDormant]); dormant > 0 {
-		b.held.toCall = crowd.SomeDormant
+		b.got.toCall = crowd.SomeDormant
 	}
 	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 
 // areListed makes sure that the rows, which end with lockColumns, show all locks that are held.
 func (b *Bid) areListed(rows session.Rows) error {
-	for _, l := range b.held.Locks {
+	for _, l := range b.got.Locks {
 		if !slices.ContainsFunc(rows, func(row []string) bool { return isListed(l, row) }) {
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
 				"the server granted lock %s but does not list it in pg_locks", b.cfg.Claim)
@@ -143,7 +143,7 @@ func (b *Bid) keepToken(token, systemID string) error {
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.held.Token, b.held.SystemID = number, systemID
+	b.got.Token, b.got.SystemID = number, systemID
 	return nil
 }
 
@@ -151,7 +151,7 @@ func (b *Bid) keepToken(token, systemID string) error {
 // the command may start. The command's first deadline counts from the draw's last round trip on the
 // lock's own session.
 func (b *Bid) drawAndAnnounce(ctx context.Context) error {
-	if b.held.Token != 0 {
+	if b.got.Token != 0 {
 		return nil
 	}
 	if b.cfg.Session.UsesSecondSession() {
@@ -159,7 +159,7 @@ func (b *Bid) drawAndAnnounce(ctx context.Context) error {
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.held.Locks)}, b.leaveQuery()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.got.Locks)}, b.leaveQuery()...)})
 	b.noteLeft()
 	if err != nil {
 		return b.cfg.rejected(err)
@@ -170,7 +170,7 @@ func (b *Bid) drawAndAnnounce(ctx context.Context) error {
 // showHolding makes the session's comment say what it holds.
 func (b *Bid) showHolding() {
 	d := b.cfg.Describe()
-	d.Token, d.Slot, d.Since = b.held.Token, b.held.Slot(), time.Now()
+	d.Token, d.Slot, d.Since = b.got.Token, b.got.Slot(), time.Now()
 	b.show(d)
 }
 

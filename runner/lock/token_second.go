@@ -26,7 +26,7 @@ func (b *Bid) drawOnSecond(ctx context.Context) error {
 	}
 	var queries []string
 	if b.cfg.hasLine() {
-		for _, l := range b.held.Locks {
+		for _, l := range b.got.Locks {
 			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayloadSQL(l, drawn[0])))
 		}
 		if b.cfg.showsToken() {

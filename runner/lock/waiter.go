@@ -59,7 +59,7 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 		held, err := w.Settle(ctx)
 		if err == nil {
 			held.toCall = w.toCall()
-			held.watchForStepDown()
+			held.checkForStepDown()
 			return held, nil
 		}
 		paused := (*ledger.PausedError)(nil)
