@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -127,7 +128,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error)
 func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
 	c.cfg.SayAttemptAfter(0)
 	of := c.cfg.sessionConfig()
-	of.FirstTry, of.LoginQuestion = firstTry, c.cfg.Ledger.QuestionSQL(of.Transaction)
+	of.FirstTry, of.LoginQuestion = firstTry, cmp.Or(c.cfg.Ledger.QuestionSQL(of.Transaction), of.LoginQuestion)
 	if c.cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(c.timeLeft(), time.Second))
 	}
