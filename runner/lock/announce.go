@@ -17,8 +17,8 @@ import (
 //	word     says                           sent by
 //	started  a command is about to start    drawQueryOf or, with a second session, drawOnSecond
 //	clean    it has ended, and so has all   Held.Release, the guard (Held.EncodedRelease) and
-//	         that it started                Bid.GiveBack, with wordQuery; exchange.wordsQuery
-//	left     the same, of a reader          Held.Release and Bid.GiveBack, with wordQuery
+//	         that it started                bid.giveBack, with wordQuery; exchange.wordsQuery
+//	left     the same, of a reader          Held.Release and bid.giveBack, with wordQuery
 //	dead     its session was lost, and it   deathQueries, on a new session
 //	         is dead
 

@@ -24,7 +24,7 @@ func selectQuery(columns []string) (query []string) {
 }
 
 // send sends queries, if there are any.
-func (b *Bid) send(ctx context.Context, queries ...string) error {
+func (b *bid) send(ctx context.Context, queries ...string) error {
 	if len(queries) == 0 {
 		return nil
 	}
@@ -33,7 +33,7 @@ func (b *Bid) send(ctx context.Context, queries ...string) error {
 }
 
 // number sends a query that is answered by a number.
-func (b *Bid) number(ctx context.Context, query string) (int, error) {
+func (b *bid) number(ctx context.Context, query string) (int, error) {
 	rows, err := b.s.Query(ctx, query)
 	if err != nil {
 		return 0, b.cfg.rejected(err)
@@ -102,6 +102,6 @@ const lateMost = 2 * time.Second
 // The second session of a quorum commits (package session).
 
 // beatPlainly makes the heartbeat ask about nothing.
-func (b *Bid) beatPlainly() {
+func (b *bid) beatPlainly() {
 	b.s.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}})
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Bid is a claim on a session, as far as it has been granted.
-type Bid struct {
+// bid is a claim on a session, as far as it has been granted.
+type bid struct {
 	s     *session.Session
 	cfg   Config
 	got   *Held // what it has got so far
@@ -36,10 +36,10 @@ type Bid struct {
 	preparation *preparation // of what the command needs
 }
 
-// NewBid returns a bid on a session, which it does not close. contested says that others may have
+// newBid returns a bid on a session, which it does not close. contested says that others may have
 // had the locks since the caller's last session or pass, while the caller did not listen.
-func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
-	b := &Bid{
+func newBid(s *session.Session, cfg Config, contested bool) *bid {
+	b := &bid{
 		s: s, cfg: cfg, preparation: newPreparation(s, nil), news: make(chan struct{}, 1),
 		evidence: map[lockkey.ID]*evidence.Evidence{}, contested: map[lockkey.ID]bool{},
 	}
@@ -50,11 +50,11 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 	return b
 }
 
-// Complete says whether the bid holds all that the claim asks for.
-func (b *Bid) Complete() bool { return b.cfg.Claim.fulfilledBy(b.got.Locks) }
+// complete says whether the bid holds all that the claim asks for.
+func (b *bid) complete() bool { return b.cfg.Claim.fulfilledBy(b.got.Locks) }
 
 // missing are the locks that the claim still asks for.
-func (b *Bid) missing() []advisory.Lock {
+func (b *bid) missing() []advisory.Lock {
 	if b.cfg.Claim.takesAny() {
 		return b.cfg.Claim.locks()
 	}
@@ -64,7 +64,7 @@ func (b *Bid) missing() []advisory.Lock {
 // refused are the locks that the last try did not get because another session has them: the first
 // missing one, since the try stopped there. In a transaction, or with a gate, it tried all that
 // are missing.
-func (b *Bid) refused() []advisory.Lock {
+func (b *bid) refused() []advisory.Lock {
 	missing := b.missing()
 	if !b.cfg.Claim.takesAny() && !b.cfg.Session.Transaction && len(missing) > 0 {
 		return missing[:1]
@@ -72,12 +72,12 @@ func (b *Bid) refused() []advisory.Lock {
 	return missing
 }
 
-// Try takes the missing locks, one after the other, up to the first that somebody else
+// try takes the missing locks, one after the other, up to the first that somebody else
 // has. It says whether it got any, and returns at once. The bid keeps what it got
-// while it waits for the rest. In a transaction, or with Config.Wait 0, Try takes all
+// while it waits for the rest. In a transaction, or with Config.Wait 0, try takes all
 // or nothing. With a gate it takes any one. A list's session goes on after a try that the server
 // has rejected.
-func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
+func (b *bid) try(ctx context.Context) (granted bool, err error) {
 	if b.cfg.Session.Transaction {
 		granted, err = b.tryInTransaction(ctx)
 	} else if result, failed := b.askTry(ctx); failed == nil {
@@ -92,7 +92,7 @@ func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 }
 
 // mayHave are the locks that a list's session may have after a try that the server has rejected.
-func (b *Bid) mayHave() []advisory.Lock {
+func (b *bid) mayHave() []advisory.Lock {
 	return append(b.cfg.Claim.locks(), advisory.ArrivalOf(b.nextLine()))
 }
 
@@ -103,7 +103,7 @@ type tried struct {
 }
 
 // askTry makes a try. The answer to the first one came with the login.
-func (b *Bid) askTry(ctx context.Context) (tried, error) {
+func (b *bid) askTry(ctx context.Context) (tried, error) {
 	value, known := b.s.TakeFirstTry()
 	if !known {
 		row, err := b.s.Row(ctx, 1, "SELECT "+b.trySQL())
@@ -117,7 +117,7 @@ func (b *Bid) askTry(ctx context.Context) (tried, error) {
 
 // parseTry reads the value of trySQL or firstTrySQL. Its number tells how many of the missing locks
 // were taken or, with a gate, which one.
-func (b *Bid) parseTry(value string) (tried, error) {
+func (b *bid) parseTry(value string) (tried, error) {
 	number, err := strconv.Atoi(value)
 	n, arrived := advisory.SplitArrival(number)
 	missing := b.missing()
@@ -132,7 +132,7 @@ func (b *Bid) parseTry(value string) (tried, error) {
 
 // trySQL is an SQL expression that takes what is missing, as Try describes it. parseTry reads its
 // value. A list's bid makes its first try here: it has no login of its own to carry it.
-func (b *Bid) trySQL() string {
+func (b *bid) trySQL() string {
 	if b.cfg.ofList && !b.listens() {
 		return b.cfg.firstTrySQL()
 	}
@@ -168,19 +168,19 @@ func (cfg *Config) firstTrySQL() string {
 // askTry, burstQuery, Session.Begin or exchange.freeAndTryQuery. Then Complete says whether it is
 // the whole claim, areListed whether pg_locks agrees, and Settle when a command may start. The
 // verdict on each lock says how long the last holder's command may be alive.
-func (b *Bid) noteResult(result tried) (some bool) {
+func (b *bid) noteResult(result tried) (some bool) {
 	b.place.arriving = b.place.arriving || result.arrived
 	b.got.Locks = append(b.got.Locks, result.won...)
 	b.got.verdict = b.got.verdict.And(b.verdictOnAll(result.won))
-	if !b.Complete() {
+	if !b.complete() {
 		b.noteRefusal(b.refused())
 	}
 	return len(result.won) > 0
 }
 
-// GiveBack frees locks under which no command was started. A lock whose common mark the bid lacks
+// giveBack frees locks under which no command was started. A lock whose common mark the bid lacks
 // then counts as contested, because others may start under it without this bid hearing of it.
-func (b *Bid) GiveBack(ctx context.Context) error {
+func (b *bid) giveBack(ctx context.Context) error {
 	b.contest(slices.DeleteFunc(slices.Clone(b.got.Locks), func(l advisory.Lock) bool { return slices.Contains(b.commonMarks, l.ID) }))
 	return b.unlock(ctx)
 }
@@ -188,14 +188,14 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 // giveBackAndLeave gives the locks back and leaves the line, since the command must not start. The
 // session's end would do that, too, but a moment later: the next run in a script could still find
 // the locks held.
-func (b *Bid) giveBackAndLeave(ctx context.Context) error {
+func (b *bid) giveBackAndLeave(ctx context.Context) error {
 	err := b.unlock(ctx, b.leaveQuery()...)
 	b.noteLeft()
 	return err
 }
 
 // unlock frees what was granted, and then sends the queries also.
-func (b *Bid) unlock(ctx context.Context, also ...string) error {
+func (b *bid) unlock(ctx context.Context, also ...string) error {
 	queries, locks := append(b.giveBackQueries(), also...), b.got.Locks
 	b.got = b.nothingHeld()
 	err := b.send(ctx, queries...)
@@ -206,7 +206,7 @@ func (b *Bid) unlock(ctx context.Context, also ...string) error {
 }
 
 // freeRejected is the function of that name or, in a transaction, ends that.
-func (b *Bid) freeRejected(ctx context.Context, locks []advisory.Lock) error {
+func (b *bid) freeRejected(ctx context.Context, locks []advisory.Lock) error {
 	if b.cfg.Session.Transaction {
 		return keptError(insist(ctx, b.s, "ROLLBACK"))
 	}
@@ -253,7 +253,7 @@ func insistOn(ask func() error) error {
 
 // giveBackQueries are the queries that give the locks back. If a token was drawn they announce a
 // clean end, but only if no earlier command can be alive: a waiter that hears it starts at once.
-func (b *Bid) giveBackQueries() []string {
+func (b *bid) giveBackQueries() []string {
 	h := b.got.unstarted()
 	switch {
 	case len(h.Locks) == 0:

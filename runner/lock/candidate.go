@@ -115,7 +115,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error)
 		}
 		w.preparation.abandon()
 		if errors.As(err, new(*LedgerError)) { // otherwise the next run in a script could still find the locks held
-			_ = w.GiveBack(ctx)
+			_ = w.giveBack(ctx)
 		}
 		s.Close()
 		w.reportUnstarted(ctx)
@@ -208,7 +208,7 @@ func isFull(err error) bool {
 //	Candidate.attempt  opens a session without a first try, which might overtake those in line
 //	waiter.join        ends the old session, if the server still has it; listens, takes its
 //	                   old ticket and its mark, and looks
-//	Bid.verdictOn      the waiter has lost what it had heard: if it hears nothing more, and there
+//	bid.verdictOn      the waiter has lost what it had heard: if it hears nothing more, and there
 //	                   is no ledger, a grant is held for the lock-delay
 func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error {
 	cfg := &c.cfg

@@ -12,6 +12,19 @@ func OfList(cfg Config) Config {
 	return cfg
 }
 
+// Bid is a bid, whose steps tests take one by one.
+type Bid = bid
+
+// NewBid is newBid.
+func NewBid(s *session.Session, cfg Config, contested bool) *Bid { return newBid(s, cfg, contested) }
+
+func (b *Bid) Try(ctx context.Context) (granted bool, err error) { return b.try(ctx) }
+func (b *Bid) Settle(ctx context.Context) (*Held, error)         { return b.settle(ctx) }
+func (b *Bid) GiveBack(ctx context.Context) error                { return b.giveBack(ctx) }
+func (b *Bid) Listen(ctx context.Context) error                  { return b.listen(ctx) }
+func (b *Bid) Unlisten(ctx context.Context) error                { return b.unlisten(ctx) }
+func (b *Bid) EndArrival(ctx context.Context) error              { return b.endArrival(ctx) }
+
 // OpenSession opens a session as a candidate does.
 func OpenSession(ctx context.Context, cfg Config) (*session.Session, error) {
 	return NewCandidate(cfg).openSession(ctx, "")

@@ -55,7 +55,7 @@ type drawn struct {
 }
 
 // nothingHeld is what a bid has before it has got anything.
-func (b *Bid) nothingHeld() *Held {
+func (b *bid) nothingHeld() *Held {
 	return &Held{cfg: &b.cfg, Session: b.s, verdict: evidence.Verdict{CoversEarlier: true}, asked: new(atomic.Bool), stepDowns: make(chan StepDown, 1)}
 }
 

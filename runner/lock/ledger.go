@@ -37,7 +37,7 @@ func (cfg *Config) ledgerLocks(locks []advisory.Lock) (as []ledger.Lock) {
 
 // drawStartsRun says whether the start of these locks' run can be part of the
 // statement that draws the token.
-func (b *Bid) drawStartsRun(locks []advisory.Lock) bool {
+func (b *bid) drawStartsRun(locks []advisory.Lock) bool {
 	if len(locks) != 1 || b.cfg.Claim.Shared || b.cfg.Session.UsesSecondSession() || !b.usesLedger() {
 		return false
 	}
@@ -47,7 +47,7 @@ func (b *Bid) drawStartsRun(locks []advisory.Lock) bool {
 
 // openStarts are the tokens of the starts that are open, as far as was heard; blind says that some
 // tokens aren't known.
-func (b *Bid) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
+func (b *bid) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
 	if b.cfg.LockDelay == 0 {
 		return nil, false
 	}
@@ -107,7 +107,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 		w.contest(w.cfg.Claim.locks())
 	}
 	w.s.StartHeartbeat()
-	if err := w.Unlisten(ctx); err != nil {
+	if err := w.unlisten(ctx); err != nil {
 		return err
 	}
 	left := askPauseEvery
@@ -137,7 +137,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 }
 
 // namePaused makes a refusal tell which of several keys is paused, if the server says so.
-func (b *Bid) namePaused(ctx context.Context, why *ledger.PausedError) {
+func (b *bid) namePaused(ctx context.Context, why *ledger.PausedError) {
 	if len(b.cfg.Claim.Keys) < 2 {
 		return
 	}

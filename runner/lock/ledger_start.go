@@ -14,7 +14,7 @@ import (
 // ledgerStart is the start of a bid's run by the ledger: it asks whether the run may start, acts on
 // the answer, which may be to wait, and asks again.
 type ledgerStart struct {
-	bid   *Bid
+	bid   *bid
 	proof ledger.Proof
 	delay time.Duration // the lock-delay, as far as the announcements call for one
 	// since is the time after which nobody else can have held the locks. With a quorum it is zero
@@ -25,7 +25,7 @@ type ledgerStart struct {
 
 // startInLedger draws the token and starts the run in the ledger, once no command of an earlier run
 // is alive.
-func (b *Bid) startInLedger(ctx context.Context) error {
+func (b *bid) startInLedger(ctx context.Context) error {
 	start := ledgerStart{
 		bid: b, delay: b.got.verdict.Delay,
 		proof: ledger.Proof{Sure: b.got.verdict.Delay == 0, Closes: make([]int64, len(b.got.Locks))},
@@ -91,7 +91,7 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 // dropDraw forgets what the draw has told: the start needs a later token. What the ledger has begun
 // with this one is stopped, even if ctx has just ended: otherwise the next start would make it a
 // lost run.
-func (b *Bid) dropDraw(ctx context.Context) {
+func (b *bid) dropDraw(ctx context.Context) {
 	if b.got.owed != nil {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
@@ -280,7 +280,7 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 
 // lostLedger says whether an error means that the ledger is gone, or that access was revoked,
 // so that the run may go on without it.
-func (b *Bid) lostLedger(ctx context.Context, err error) bool {
+func (b *bid) lostLedger(ctx context.Context, err error) bool {
 	if !session.Undefined(err) && !session.HasCode(err, session.InsufficientPrivilege) {
 		return false
 	}
@@ -288,7 +288,7 @@ func (b *Bid) lostLedger(ctx context.Context, err error) bool {
 }
 
 // giveUpLedger notes that the run goes on without a ledger that was there, unless it requires one.
-func (b *Bid) giveUpLedger() error {
+func (b *bid) giveUpLedger() error {
 	if _, err := b.cfg.Ledger.Applies(b.s.LoginAnswer()); err != nil {
 		return err
 	}

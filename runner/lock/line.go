@@ -215,7 +215,7 @@ const (
 )
 
 // lineLock is one of the locks that go with the bid's place.
-func (b *Bid) lineLock(which placeLock) advisory.Lock {
+func (b *bid) lineLock(which placeLock) advisory.Lock {
 	p, claim := &b.place, b.cfg.Claim
 	ticket := advisory.TicketOf(p.line, p.ticket, claim.Shared)
 	switch which {
@@ -236,7 +236,7 @@ func (b *Bid) lineLock(which placeLock) advisory.Lock {
 func (p *place) joined() bool { return p.line != lockkey.ID{} }
 
 // nextLine is the lock in whose line the bid waits for what is missing.
-func (b *Bid) nextLine() lockkey.ID {
+func (b *bid) nextLine() lockkey.ID {
 	next := b.cfg.Claim.IDs[len(b.cfg.Claim.IDs)-1]
 	if missing := b.missing(); len(missing) > 0 {
 		next = missing[0].ID
@@ -247,7 +247,7 @@ func (b *Bid) nextLine() lockkey.ID {
 // leaveSQL are SQL expressions that free the locks that the bid has for its place. The lock
 // of a call is among them: it must not be kept for as long as the command runs, since each dormant
 // waiter that hears a call looks. A holder that calls takes it anew (Held.Call).
-func (b *Bid) leaveSQL() (columns []string) {
+func (b *bid) leaveSQL() (columns []string) {
 	for which, has := range b.place.has {
 		if has {
 			columns = append(columns, b.lineLock(placeLock(which)).UnlockSQL())
@@ -261,20 +261,20 @@ func (b *Bid) leaveSQL() (columns []string) {
 func (p *place) noteFreed() { p.has = [placeLockCount]bool{} }
 
 // leaveLine gives up the place in line, and then sends the queries also.
-func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
+func (b *bid) leaveLine(ctx context.Context, also ...string) error {
 	err := b.send(ctx, append(selectQuery(b.leaveSQL()), also...)...)
 	b.place.noteFreed()
 	return err
 }
 
 // leaveQuery is the query that leaves the line, and frees all marks, if the bid has any of that.
-func (b *Bid) leaveQuery() []string {
+func (b *bid) leaveQuery() []string {
 	return selectQuery(slices.Concat(b.leaveSQL(), b.freeCommonSQL()))
 }
 
 // noteLeft notes that leaveQuery was sent. If the server rejects another query of that message,
 // this one is carried out all the same.
-func (b *Bid) noteLeft() {
+func (b *bid) noteLeft() {
 	b.place.noteFreed()
 	b.commonMarks = nil
 }

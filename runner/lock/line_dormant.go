@@ -39,7 +39,7 @@ func (w *waiter) goDormant(ctx context.Context) error {
 		}
 		w.place.has[markLock] = false
 	}
-	return w.Unlisten(ctx)
+	return w.unlisten(ctx)
 }
 
 // hearCall reads the answer to a dormant waiter's heartbeat.

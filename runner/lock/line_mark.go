@@ -30,7 +30,7 @@ import (
 
 // markQueries are the queries that take the marks which a listening session lacks; note reads their
 // answers. No listener keeps another from a mark, but a stranger can.
-func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)) {
+func (b *bid) markQueries() (queries []string, note func(answers []session.Rows)) {
 	common := b.lacksCommon()
 	var marks []string
 	for _, id := range common {
@@ -54,7 +54,7 @@ func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)
 
 // lacksCommon are the locks whose common marks the bid lacks: it listens to announcements about
 // them, and has no ticket for some of the claim's locks.
-func (b *Bid) lacksCommon() (ids []lockkey.ID) {
+func (b *bid) lacksCommon() (ids []lockkey.ID) {
 	if b.place.joined() && b.cfg.Claim.hasOneLine() {
 		return nil
 	}
@@ -73,7 +73,7 @@ func takenSQL(try string) string {
 }
 
 // markQuery takes this session's mark, if its ticket is one of the first.
-func (b *Bid) markQuery() string {
+func (b *bid) markQuery() string {
 	mark := advisory.TryNumberSQL(b.cfg.Claim.Shared, advisory.MarkNumberSQL(b.place.line))
 	return fmt.Sprintf(`SELECT %s FROM (
 	SELECT objid, pid, row_number() OVER (ORDER BY %s, pid) AS rank FROM pg_catalog.pg_lock_status()
@@ -82,7 +82,7 @@ WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d`,
 		takenSQL(mark), advisory.PlaceSQL(), advisory.InLinesOf(b.place.line), advisory.CommonTicket, advisory.IsTicket, crowd.MostListeners)
 }
 
-func (b *Bid) tookCommon(ids []lockkey.ID, marks session.Rows) {
+func (b *bid) tookCommon(ids []lockkey.ID, marks session.Rows) {
 	row, err := marks.Only(len(ids))
 	for i, id := range ids {
 		if err != nil || row[i] == "" {
@@ -95,7 +95,7 @@ func (b *Bid) tookCommon(ids []lockkey.ID, marks session.Rows) {
 
 // tookTicketMark notes whether the waiter got the mark of its ticket, which is for the locks to
 // which its line leads.
-func (b *Bid) tookTicketMark(mark session.Rows) {
+func (b *bid) tookTicketMark(mark session.Rows) {
 	row, err := mark.Only(1)
 	if err != nil || row[0] == "" {
 		return
@@ -109,7 +109,7 @@ func (b *Bid) tookTicketMark(mark session.Rows) {
 }
 
 // freeCommonSQL are SQL expressions that free the common marks.
-func (b *Bid) freeCommonSQL() (columns []string) {
+func (b *bid) freeCommonSQL() (columns []string) {
 	for _, id := range b.commonMarks {
 		columns = append(columns, advisory.CommonMarkOf(id).UnlockSQL())
 	}
@@ -126,15 +126,15 @@ func (b *Bid) freeCommonSQL() (columns []string) {
 // of 50. With a ledger only runs that came together during a pause do.
 
 // arrivedQuery is the query that frees the arrival lock, if the bid has it.
-func (b *Bid) arrivedQuery() (query []string) {
+func (b *bid) arrivedQuery() (query []string) {
 	if b.place.arriving {
 		query = []string{"SELECT " + advisory.ArrivalOf(b.nextLine()).UnlockSQL()}
 	}
 	return query
 }
 
-// EndArrival frees the arrival lock, if the bid has it and will not listen.
-func (b *Bid) EndArrival(ctx context.Context) error {
+// endArrival frees the arrival lock, if the bid has it and will not listen.
+func (b *bid) endArrival(ctx context.Context) error {
 	err := insistOn(func() error { return b.send(ctx, b.arrivedQuery()...) })
 	b.place.arriving = false
 	return err

@@ -29,11 +29,11 @@ import (
 //	waiter.startWatch        a look has shown the holder: the heartbeat asks for its latest request from now on
 //	watch.judge              the heartbeat's answers show one request for as long as enoughSilence says: shouldLook
 //	waiter.actOnWatch        ends the watch, and makes it time for a look
-//	Bid.look, watchHolder    the look shows the same request: the holder has been silent for long enough
+//	bid.look, watchHolder    the look shows the same request: the holder has been silent for long enough
 //	waiter.endSilent         ends the session in a statement that finds the same request once more
 //	Evidence.NoteSilence     no command is alive that had started by then; recordSilence tells the ledger
 //	waiter.tryNow            takes the lock once the server has freed it: by many tries if the session was ended
-//	Bid.Settle               starts without a delay
+//	bid.settle               starts without a delay
 func (w *waiter) watchHolder(ctx context.Context, found *evidence.Look) error {
 	if !w.cfg.Claim.isWatched() {
 		return nil
@@ -85,7 +85,7 @@ func (w *waiter) enoughSilence(s evidence.Seat, found *evidence.Look) time.Durat
 
 // heldBy are the locks that a session has, as far as the evidence shows. Its silence counts
 // for all of them.
-func (b *Bid) heldBy(pid uint32, found *evidence.Look) (ids []lockkey.ID) {
+func (b *bid) heldBy(pid uint32, found *evidence.Look) (ids []lockkey.ID) {
 	for _, s := range found.Holders {
 		if b.evidence[s.ID] != nil && s.PID == pid {
 			ids = append(ids, s.ID)
@@ -133,7 +133,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 
 // recordSilence closes, in the ledger, the run of a holder that was silent for as long as its
 // command can live. This helps the waiters that have not seen the silence.
-func (b *Bid) recordSilence(ctx context.Context, of evidence.Seat, found *evidence.Look) {
+func (b *bid) recordSilence(ctx context.Context, of evidence.Seat, found *evidence.Look) {
 	if of.Token == 0 {
 		return
 	}

@@ -35,7 +35,7 @@ type List struct {
 
 	mu       sync.Mutex
 	underWay map[lockkey.ID]*Item
-	kept     map[lockkey.ID]*Bid // bids that listen until the list comes back to their items
+	kept     map[lockkey.ID]*bid // bids that listen until the list comes back to their items
 }
 
 // mostKept limits the items to whose locks a list listens: each takes two of the server's locks, and
@@ -48,7 +48,7 @@ const mostKept = 64
 func OpenList(ctx context.Context, cfg Config, number lockkey.ID, heard func(item lockkey.ID, ok bool)) (*List, error) {
 	cfg.ofList = true
 	c := NewCandidate(cfg)
-	l := &List{cfg: cfg, number: number, exchanges: make(chan exchangePart), underWay: map[lockkey.ID]*Item{}, kept: map[lockkey.ID]*Bid{}}
+	l := &List{cfg: cfg, number: number, exchanges: make(chan exchangePart), underWay: map[lockkey.ID]*Item{}, kept: map[lockkey.ID]*bid{}}
 	err := c.persist(ctx, func() (err error) {
 		if l.Session, err = c.openSession(ctx, ""); err != nil {
 			return err

@@ -57,7 +57,7 @@ func (l *List) Exchange(last, next *Item) (released, tried error) {
 	case p.next != nil:
 		tried = done.tried
 	case next != nil:
-		_, tried = next.bid.Try(ctx)
+		_, tried = next.bid.try(ctx)
 	}
 	return released, tried
 }
@@ -80,7 +80,7 @@ func (h *Held) endFits() bool {
 
 // tryFits says whether the bid's first try can be part of an exchange: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
-func (b *Bid) tryFits() bool {
+func (b *bid) tryFits() bool {
 	return b.cfg.canExchange() && !b.usesLedger() && !b.listens() && len(b.got.Locks) == 0 &&
 		b.verdictOn(b.cfg.Claim.IDs[0]).Delay == 0
 }
@@ -130,7 +130,7 @@ func (l *List) exchangeAll(parts []exchangePart) (done exchanged) {
 type exchange struct {
 	list  *List
 	ended []*Held // endFits is true for each
-	next  []*Bid  // tryFits is true for each
+	next  []*bid  // tryFits is true for each
 }
 
 // do carries out the exchange. If only the announcements fail, it warns of that.
@@ -253,12 +253,12 @@ func (x exchange) claim() (all Claim) {
 }
 
 // noteExchange notes the answer to a try, and the token.
-func (b *Bid) noteExchange(value string, drawn session.Rows) error {
+func (b *bid) noteExchange(value string, drawn session.Rows) error {
 	result, err := b.parseTry(value)
 	if err != nil {
 		return err
 	}
-	if b.noteResult(result); !b.Complete() {
+	if b.noteResult(result); !b.complete() {
 		return nil
 	}
 	return b.noteDrawn(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.got.Locks[0], row) }))

@@ -14,7 +14,7 @@ import (
 // Item is one attempt at an item of a list. At most one attempt at an item is under way.
 type Item struct {
 	list       *List
-	bid        *Bid
+	bid        *bid
 	held       *Held                 // once it has settled
 	renewed    chan boottime.Instant // the session's latest deadline
 	checkTimer *time.Timer           // to checkAfter
@@ -34,7 +34,7 @@ func (l *List) Item(cfg Config, returning bool) *Item {
 	defer l.mu.Unlock()
 	if i.bid = l.kept[id]; i.bid == nil {
 		cfg.ofList = true
-		i.bid = NewBid(l.Session, cfg, returning)
+		i.bid = newBid(l.Session, cfg, returning)
 	}
 	i.bid.item = i
 	l.underWay[id] = i
@@ -44,14 +44,14 @@ func (l *List) Item(cfg Config, returning bool) *Item {
 func (i *Item) id() lockkey.ID { return i.bid.cfg.Claim.IDs[0] }
 
 // Granted says whether the list has the lock.
-func (i *Item) Granted() bool { return i.bid.Complete() }
+func (i *Item) Granted() bool { return i.bid.complete() }
 
-// Settle prepares a lock that was granted for the start of its command (Bid.Settle). If that fails,
+// Settle prepares a lock that was granted for the start of its command (bid.settle). If that fails,
 // the lock is free: others still work in this session.
 func (i *Item) Settle(ctx context.Context) (*Held, error) {
-	h, err := i.bid.Settle(ctx)
+	h, err := i.bid.settle(ctx)
 	if err != nil && i.list.Session.Err() == nil {
-		err = cmp.Or(i.bid.GiveBack(context.WithoutCancel(ctx)), err)
+		err = cmp.Or(i.bid.giveBack(context.WithoutCancel(ctx)), err)
 		i.show(0)
 	}
 	if err != nil {
@@ -91,7 +91,7 @@ func (i *Item) KeepListening(ctx context.Context) error {
 		return nil
 	}
 	if i.returns = i.list.keep(i); i.returns {
-		err := i.bid.Listen(ctx)
+		err := i.bid.listen(ctx)
 		if err == nil || answeredError(err) == nil {
 			return err
 		}
@@ -100,7 +100,7 @@ func (i *Item) KeepListening(ctx context.Context) error {
 			return err
 		}
 	}
-	return i.bid.EndArrival(ctx)
+	return i.bid.endArrival(ctx)
 }
 
 // keep keeps the item's bid if there is room for it, and says whether it did.
@@ -124,7 +124,7 @@ func (i *Item) GiveBack() error {
 
 func (i *Item) giveBack(ctx context.Context) error {
 	if i.held == nil {
-		return i.bid.GiveBack(ctx)
+		return i.bid.giveBack(ctx)
 	}
 	i.held.SetEnd(ledger.End{At: time.Now(), Outcome: ledger.Stopped})
 	if err := i.held.Err(); err != nil {
@@ -140,7 +140,7 @@ func (i *Item) Close() {
 		i.checkTimer.Stop()
 	}
 	if i.leave() && !i.returns {
-		_ = i.bid.Unlisten(context.Background()) // at worst the session still hears what it ignores
+		_ = i.bid.unlisten(context.Background()) // at worst the session still hears what it ignores
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 // A session learns what others announce about a lock from the moment at which it listens to the
 // lock's channel. The session's reader takes each announcement, for the evidence and for the line.
 
-// Listen starts to collect the announcements about the locks.
-func (b *Bid) Listen(ctx context.Context) error {
+// listen starts to collect the announcements about the locks.
+func (b *bid) listen(ctx context.Context) error {
 	if b.listens() && !b.unknownHolder {
 		return nil
 	}
@@ -28,7 +28,7 @@ func (b *Bid) Listen(ctx context.Context) error {
 // listenAndLook starts to collect the announcements about all of the locks, unless the bid listens
 // already, and then looks for their holders. In the other order a holder could begin unseen and
 // unheard. Other queries are sent in between.
-func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*evidence.Look, error) {
+func (b *bid) listenAndLook(ctx context.Context, between ...string) (*evidence.Look, error) {
 	var queries []string
 	if !b.listens() {
 		var listen []string
@@ -43,7 +43,7 @@ func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*evidence.L
 
 // look asks the server, after other statements if there are any, and passes the answer to the
 // evidence.
-func (b *Bid) look(ctx context.Context, before ...string) (*evidence.Look, error) {
+func (b *bid) look(ctx context.Context, before ...string) (*evidence.Look, error) {
 	found, ok := &evidence.Look{Sent: boottime.Now(), AsOf: map[lockkey.ID]int{}}, false
 	b.unknownHolder = false
 	for id, e := range b.evidence {
@@ -73,7 +73,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*evidence.Look, error
 }
 
 // collect makes the session collect announcements about a lock from now on.
-func (b *Bid) collect(l advisory.Lock) {
+func (b *bid) collect(l advisory.Lock) {
 	e := evidence.New(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
 	b.evidence[l.ID] = e
 	b.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
@@ -88,8 +88,8 @@ func (b *Bid) collect(l advisory.Lock) {
 	})
 }
 
-// Unlisten stops listening.
-func (b *Bid) Unlisten(ctx context.Context) error {
+// unlisten stops listening.
+func (b *bid) unlisten(ctx context.Context) error {
 	var queries []string
 	for id := range b.evidence {
 		b.s.OnNotify(evidence.Channel(id), nil)

@@ -19,7 +19,7 @@
 //
 // The others are here to be looked up. About one run:
 //
-//	first try  travels with the login, in the same round trip (firstTrySQL); Bid.Try takes
+//	first try  travels with the login, in the same round trip (firstTrySQL); bid.try takes
 //	           its answer. A session makes it before it stands in line, or not at all
 //	refused    a try is refused if others hold the lock, and so is a run that gives up for
 //	           that reason. A try that the server answers with an error is rejected
@@ -59,11 +59,11 @@
 //	Candidate.Acquire    candidate.go  sessions come and go
 //	  attempt                          opens one; the first try travels with the login
 //	    waiter.acquire   waiter.go     again after each pause in the ledger
-//	      take                         Bid.Try and, if it is refused, standInLine
+//	      take                         bid.try and, if it is refused, standInLine
 //	        standInLine                joins the line (line.go), sleeps, decides, tries and looks
-//	          tryNow                   Bid.Try, or a burst
+//	          tryNow                   bid.try, or a burst
 //	            noteResult  bid.go     what was granted
-//	      Bid.Settle     settle.go     until the command may start
+//	      bid.settle     settle.go     until the command may start
 //	  outlast                          after a loss: the pause before the next session
 //	Held.Release         held.go       after the command
 //

@@ -43,16 +43,16 @@ func (cfg *Config) canExchange() bool {
 }
 
 // usesLedger says whether the run goes by a ledger: every start then learns how the last run ended.
-func (b *Bid) usesLedger() bool {
+func (b *bid) usesLedger() bool {
 	use, err := b.cfg.Ledger.Applies(b.s.LoginAnswer())
 	return use && err == nil
 }
 
 // This is different in one place each:
 //
-//	several locks    they are taken one after the other, with a place in     Bid.Try, waiter.join
+//	several locks    they are taken one after the other, with a place in     bid.try, waiter.join
 //	                 the line of the next one
-//	slots            any one lock will do                                    Bid.parseTry
+//	slots            any one lock will do                                    bid.parseTry
 //	                 there is one line for all of them, the gate's           Claim.lineFor, takeGate
 //	shared           readers may share a ticket                              ticketQuery
 //	                 a reader announces left, not clean, and its name does   Held.wordQuery,
@@ -63,7 +63,7 @@ func (b *Bid) usesLedger() bool {
 //	quorum           what counts is what the standbys have confirmed, on a   drawOnSecond, noteEnds,
 //	                 second session                                          Session.AwaitStandbys
 //	                 the guard's word of the end waits for none              Held.EncodedRelease
-//	                 the server is asked once more after a grant             Bid.Settle
+//	                 the server is asked once more after a grant             bid.settle
 //	                 the first try does not travel with the login, and       session.Open,
 //	                 nobody waits for those who arrive                       awaitArrivalsQuery
 //	of a list        the session outlives the lock, and holds others         Held.Close, exchange

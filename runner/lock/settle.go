@@ -11,20 +11,20 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Settle prepares a granted claim for the start of a command. It starts the heartbeat, waits until
+// settle prepares a granted claim for the start of a command. It starts the heartbeat, waits until
 // a former holder's command is dead (that holder may not know of its loss), and draws the token.
 //
 // A command starts only if all of this holds:
 //
 //	                                  who finds out, in this order (a ledger changes it: see below)
 //	the server is fit for it          the login (package session, login.go)
-//	the claim is complete             Bid.Complete
-//	the delay is known                Bid.verdictOn, with each lock that is granted: by what was heard
+//	the claim is complete             bid.complete
+//	the delay is known                bid.verdictOn, with each lock that is granted: by what was heard
 //	                                  (Evidence.Verdict) or, after a first try, by the server's
 //	                                  age (firstTryDelay). Package evidence has the states
 //	                                  (evidence.go), and who may say what (closing.go)
 //	no earlier command is alive       waitOut or, with a ledger, waitForOpenRuns
-//	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token
+//	the locks are listed in pg_locks  bid.areListed, on the rows of the statement that draws the token
 //	the lease is not over             ExpireIfDue and Ended, below
 //	no signal has come, and the       run.startSupervised (package runner), which waits
 //	session is still not lost         until signals are caught
@@ -43,8 +43,8 @@ import (
 //
 // Only hooks (process.runHook) and the trial of doctor (tryGuard, package child) have a guard start
 // something without a lock.
-func (b *Bid) Settle(ctx context.Context) (*Held, error) {
-	if !b.Complete() {
+func (b *bid) settle(ctx context.Context) (*Held, error) {
+	if !b.complete() {
 		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)
 	}
 	// A delay or a second login takes time, and the deadline has to be fresh, so this asks the
@@ -84,7 +84,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 // waitOut holds the locks without a command for the delay, in which a former holder's command may
 // be alive, or until there is evidence that it is dead. With a quorum the delay counts from a
 // commit that this server's standbys confirm.
-func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
+func (b *bid) waitOut(ctx context.Context, delay time.Duration) error {
 	if delay <= 0 {
 		return nil
 	}
@@ -117,7 +117,7 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 // hold holds the locks without a command for the delay. early says that announcements meanwhile
 // showed that no earlier command is alive. ask, unless it is nil, is called every askLedgerEvery;
 // when it returns done, hold returns, too.
-func (b *Bid) hold(ctx context.Context, delay time.Duration, why string, ask func() (done bool, err error)) (early bool, err error) {
+func (b *bid) hold(ctx context.Context, delay time.Duration, why string, ask func() (done bool, err error)) (early bool, err error) {
 	b.logDelay(ctx, delay, why)
 	b.cfg.SayAttemptAfter(delay)
 	defer b.cfg.Observer.delayed(delay)()
@@ -152,7 +152,7 @@ func (b *Bid) hold(ctx context.Context, delay time.Duration, why string, ask fun
 	}
 }
 
-func (b *Bid) logDelay(ctx context.Context, delay time.Duration, why string) {
+func (b *bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 	level := LevelNotice
 	if delay > b.cfg.Observer.LongDelay {
 		level = slog.LevelWarn
@@ -163,7 +163,7 @@ func (b *Bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 
 // beginDelay drops the token, since the start after the delay needs a later one, shows others that
 // the command has not started, and when it will, and leaves the line.
-func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
+func (b *bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.dropDraw(ctx)
 	b.got.verdict.Delay = delay
 	d := b.cfg.Describe()

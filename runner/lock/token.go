@@ -69,7 +69,7 @@ func isListed(l advisory.Lock, row []string) bool {
 // A transaction number is used up for good once its WAL is on disk. So there has to be something to
 // log, which is the message, and the commit has to wait for the disk, but for no standby, whatever
 // the role's default is: hence 'local'.
-func (b *Bid) drawQuery(locks []advisory.Lock, columns ...string) string {
+func (b *bid) drawQuery(locks []advisory.Lock, columns ...string) string {
 	started := "NULL"
 	if b.drawStartsRun(locks) {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
@@ -108,7 +108,7 @@ func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, columns ..
 }
 
 // noteDrawn notes what drawQuery returned.
-func (b *Bid) noteDrawn(rows session.Rows) error {
+func (b *bid) noteDrawn(rows session.Rows) error {
 	if err := b.areListed(rows); err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (b *Bid) noteDrawn(rows session.Rows) error {
 }
 
 // areListed makes sure that the rows, which end with lockColumns, show all locks that are held.
-func (b *Bid) areListed(rows session.Rows) error {
+func (b *bid) areListed(rows session.Rows) error {
 	for _, l := range b.got.Locks {
 		if !slices.ContainsFunc(rows, func(row []string) bool { return isListed(l, row) }) {
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
@@ -137,7 +137,7 @@ func (b *Bid) areListed(rows session.Rows) error {
 	return nil
 }
 
-func (b *Bid) keepToken(token, systemID string) error {
+func (b *bid) keepToken(token, systemID string) error {
 	number, err := strconv.ParseInt(token, 10, 64)
 	_, err2 := strconv.ParseInt(systemID, 10, 64)
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
@@ -150,7 +150,7 @@ func (b *Bid) keepToken(token, systemID string) error {
 // drawAndAnnounce draws the token and announces the start. With no ledger it is certain by now that
 // the command may start. The command's first deadline counts from the draw's last round trip on the
 // lock's own session.
-func (b *Bid) drawAndAnnounce(ctx context.Context) error {
+func (b *bid) drawAndAnnounce(ctx context.Context) error {
 	if b.got.Token != 0 {
 		return nil
 	}
@@ -168,14 +168,14 @@ func (b *Bid) drawAndAnnounce(ctx context.Context) error {
 }
 
 // showHolding makes the session's comment say what it holds.
-func (b *Bid) showHolding() {
+func (b *bid) showHolding() {
 	d := b.cfg.Describe()
 	d.Token, d.Slot, d.Since = b.got.Token, b.got.Slot(), time.Now()
 	b.show(d)
 }
 
 // show puts a description into the session's comment. A list's session has many bids.
-func (b *Bid) show(d describe.Description) {
+func (b *bid) show(d describe.Description) {
 	if b.item != nil {
 		b.item.show(d.Delay)
 		return

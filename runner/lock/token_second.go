@@ -16,7 +16,7 @@ import (
 // hold back vacuum for as long as the command runs. Afterwards it asks the lock's own session
 // whether it still has the lock: the draw may take more time than the lock's session
 // has left.
-func (b *Bid) drawOnSecond(ctx context.Context) error {
+func (b *bid) drawOnSecond(ctx context.Context) error {
 	drawn, err := b.tokenOnSecond(ctx)
 	if err != nil {
 		return err
@@ -51,7 +51,7 @@ func (b *Bid) drawOnSecond(ctx context.Context) error {
 // standbys. It announces nothing: while a commit with a NOTIFY waits, every other NOTIFY
 // on the server waits, too.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
-func (b *Bid) tokenOnSecond(ctx context.Context) ([]string, error) {
+func (b *bid) tokenOnSecond(ctx context.Context) ([]string, error) {
 	columns, width := tokenSQL+", "+systemSQL, 2
 	if !b.cfg.Session.Quorum {
 		columns, width = columns+", pg_catalog.set_config('synchronous_commit', 'local', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')", 4

@@ -30,7 +30,7 @@ func (c Claim) tryXactSQL() string {
 // waiters nearly all tries are refused. This way a refused try keeps none of the pooler's
 // connections until a ROLLBACK, and needs no second login. After a success the command is prepared
 // in parallel with the questions that follow.
-func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
+func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 	result, err := b.askTry(ctx)
 	if err != nil {
 		return false, err

@@ -16,14 +16,14 @@ import (
 // from what the bid knows of others that have the lock, or had it.
 
 // contest notes that others have, or may have had, these locks.
-func (b *Bid) contest(locks []advisory.Lock) {
+func (b *bid) contest(locks []advisory.Lock) {
 	for _, l := range locks {
 		b.contested[l.ID] = true
 	}
 }
 
 // noteRefusal notes that another session has these locks, since a try was refused.
-func (b *Bid) noteRefusal(refused []advisory.Lock) {
+func (b *bid) noteRefusal(refused []advisory.Lock) {
 	b.contest(refused)
 	for _, l := range refused {
 		if e := b.evidence[l.ID]; e != nil {
@@ -33,10 +33,10 @@ func (b *Bid) noteRefusal(refused []advisory.Lock) {
 }
 
 // listens says whether the bid collects what happens to the locks.
-func (b *Bid) listens() bool { return len(b.evidence) > 0 }
+func (b *bid) listens() bool { return len(b.evidence) > 0 }
 
 // trusts says whether a session's words count.
-func (b *Bid) trusts(pid uint32) bool {
+func (b *bid) trusts(pid uint32) bool {
 	for _, e := range b.evidence {
 		if e.Trusts(pid) {
 			return true
@@ -46,7 +46,7 @@ func (b *Bid) trusts(pid uint32) bool {
 }
 
 // askRoles asks for the roles of sessions whose words may count.
-func (b *Bid) askRoles(ctx context.Context) error {
+func (b *bid) askRoles(ctx context.Context) error {
 	for _, e := range b.evidence {
 		for _, pid := range e.RolesWanted() {
 			rows, err := b.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
@@ -68,7 +68,7 @@ func (b *Bid) askRoles(ctx context.Context) error {
 // A bid that gets the lock at the first try starts at once, unless the server came up less than a
 // lock-delay ago, or the bid has heard something of the lock. A bid that has waited, in this
 // session or in one that was lost, goes by what it has heard, which may be nothing.
-func (b *Bid) verdictOn(id lockkey.ID) evidence.Verdict {
+func (b *bid) verdictOn(id lockkey.ID) evidence.Verdict {
 	e := b.evidence[id]
 	switch {
 	case e != nil && e.State() != evidence.Quiet:
@@ -87,7 +87,7 @@ func (b *Bid) verdictOn(id lockkey.ID) evidence.Verdict {
 //
 // With a quorum, after a promotion, the former primary may have holders for as long as standbys
 // follow it.
-func (b *Bid) firstTryDelay(lockDelay time.Duration) time.Duration {
+func (b *bid) firstTryDelay(lockDelay time.Duration) time.Duration {
 	followed, promoted := b.s.FollowedFor()
 	switch {
 	case b.cfg.PrivateServer:
@@ -99,7 +99,7 @@ func (b *Bid) firstTryDelay(lockDelay time.Duration) time.Duration {
 }
 
 // verdictOnAll is the current verdict on all of these locks.
-func (b *Bid) verdictOnAll(locks []advisory.Lock) evidence.Verdict {
+func (b *bid) verdictOnAll(locks []advisory.Lock) evidence.Verdict {
 	all := evidence.Verdict{CoversEarlier: true}
 	for _, l := range locks {
 		all = all.And(b.verdictOn(l.ID))

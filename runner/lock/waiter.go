@@ -19,7 +19,7 @@ import (
 
 // waiter is a candidate's bid, which waits in line for what the first try did not get.
 type waiter struct {
-	*Bid
+	*bid
 	candidate *Candidate
 	told      time.Time // when Observer.Waiting was last called
 
@@ -37,7 +37,7 @@ const mostHeard = 256
 // candidate's last session, if it had one.
 func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
 	w := &waiter{
-		Bid: NewBid(s, c.cfg, c.returned), candidate: c,
+		bid: newBid(s, c.cfg, c.returned), candidate: c,
 		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
 	w.preparation, w.heard = newPreparation(s, prepare), make(chan evidence.Announcement, mostHeard)
@@ -56,7 +56,7 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 			return nil, err
 		}
 		w.candidate.answered()
-		held, err := w.Settle(ctx)
+		held, err := w.settle(ctx)
 		if err == nil {
 			held.toCall = w.toCall()
 			held.checkForStepDown()
@@ -81,7 +81,7 @@ func (w *waiter) take(ctx context.Context) error {
 		triesFirst, wait = true, w.poll
 	}
 	if triesFirst {
-		if _, err := w.Try(ctx); err != nil || w.Complete() {
+		if _, err := w.try(ctx); err != nil || w.complete() {
 			return err
 		}
 	}
@@ -98,10 +98,10 @@ func (w *waiter) take(ctx context.Context) error {
 	defer w.cfg.Observer.beside(ctx, w.s)()
 	for w.candidate.timeLeft() > 0 {
 		granted, err := wait(ctx)
-		if err == nil && granted && !w.Complete() {
-			_, err = w.Try(ctx) // the rest of several locks
+		if err == nil && granted && !w.complete() {
+			_, err = w.try(ctx) // the rest of several locks
 		}
-		if err != nil || w.Complete() {
+		if err != nil || w.complete() {
 			return err
 		}
 		w.candidate.answered()
@@ -201,7 +201,7 @@ func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
 	if burst {
 		granted, err = w.tryOften(ctx)
 	} else {
-		granted, err = w.Try(ctx)
+		granted, err = w.try(ctx)
 	}
 	if err != nil || granted {
 		return granted, err
@@ -289,7 +289,7 @@ func (w *waiter) poll(ctx context.Context) (granted bool, err error) {
 		if !pace.Sleep(ctx, min(pace.Between(crowd.NextPoll(polls)), w.candidate.timeLeft())) {
 			return false, context.Cause(ctx)
 		}
-		if granted, err := w.Try(ctx); err != nil || granted {
+		if granted, err := w.try(ctx); err != nil || granted {
 			return granted, err
 		}
 	}
@@ -298,7 +298,7 @@ func (w *waiter) poll(ctx context.Context) (granted bool, err error) {
 
 // lastTry tries once more when the time is up, then gives up.
 func (w *waiter) lastTry(ctx context.Context) error {
-	if _, err := w.Try(ctx); err != nil || w.Complete() {
+	if _, err := w.try(ctx); err != nil || w.complete() {
 		return err
 	}
 	return w.refuse(ctx)
