@@ -77,6 +77,16 @@ func (u Use) QuestionSQL(pooled bool) string {
 	return "CASE WHEN pg_catalog.to_regnamespace('pglead') IS NOT NULL THEN pg_catalog.query_to_xml(" + quote(word) + ", false, true, '') END"
 }
 
+// LoginError is a login's error, with one more hint if the role may not call QuestionSQL's function:
+// a run without a ledger doesn't call it.
+func LoginError(err error) error {
+	var e *session.Error
+	if errors.As(err, &e) && e.Kind == session.Denied && strings.Contains(e.Error(), "query_to_xml") {
+		e.Hint += "; --ledger off does without it"
+	}
+	return err
+}
+
 // ParseAccess reads the answer to QuestionSQL.
 func ParseAccess(answer string) Access {
 	access, _ := readAnswer(answer)

@@ -137,7 +137,7 @@ func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *sessio
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, ledger.LoginError(err)
 	}
 	if _, err = c.cfg.Ledger.Applies(s.LoginAnswer()); err != nil {
 		// Otherwise the next run in a script could still find held what the first try got. Behind a

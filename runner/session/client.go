@@ -20,8 +20,8 @@ type Client struct {
 	holds  bool // it has a holder's settings
 }
 
-// answerTimeout is how long a client waits for an answer. The server waits 3 s for the ledger's
-// tables, and may need some more for a long history on a busy disk.
+// answerTimeout is how long a client waits for an answer. A query may wait for a table's lock, and
+// then read much from a busy disk.
 const answerTimeout = 30 * time.Second
 
 // OpenClient connects to a primary: to the first of several hosts that is one. A standby has none

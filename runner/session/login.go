@@ -93,11 +93,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 		cfg.FirstTry = ""
 		return checkLogin(ctx, pg, cfg)
 	case pgErr.Code == InsufficientPrivilege:
-		denied := rejection(pgErr)
-		if strings.Contains(pgErr.Message, "query_to_xml") { // in LoginQuestion
-			denied.Hint += "; --ledger off does without it"
-		}
-		return loginAnswers{}, denied
+		return loginAnswers{}, rejection(pgErr)
 	case strings.HasPrefix(pgErr.Code, classSyntaxOrAccess):
 		return loginAnswers{}, unfit(needsPostgreSQL, "the server does not understand PostgreSQL's own functions: %s", ServerSays(pgErr))
 	}

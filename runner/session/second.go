@@ -14,8 +14,8 @@ import (
 //
 //   - With a quorum (quorum.go). Its commits hang while the standbys don't answer, and a session
 //     that hangs in a commit is not idle: the server's idle_session_timeout could not free its lock.
-//   - With a transaction that holds the lock (transaction.go). The second session draws the token
-//     and, with a ledger, asks it.
+//   - With a transaction that holds the lock (transaction.go). If that transaction wrote anything,
+//     it would hold back vacuum for as long as the command runs.
 
 // OnSecond evaluates columns, which are SQL expressions, on the second session, and returns their
 // values. The second session has to be on the server that has the locks. With a quorum it waits
@@ -73,8 +73,8 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 	return second, nil
 }
 
-// openSecond opens the second session. Without a quorum its login needs no checks: the first thing
-// that it does is to draw the token, and the answer names the server.
+// openSecond opens the second session. Without a quorum its login needs no checks: OnSecond looks
+// which server answers.
 func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	cfg := s.cfg
 	cfg.Quorum, cfg.FirstTry = false, ""
