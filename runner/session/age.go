@@ -15,7 +15,7 @@ import (
 func (s *Session) ServerAge() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.clock.now().Sub(s.facts.began)
+	return s.clock.now().Sub(s.server.began)
 }
 
 // FollowedFor is how long as many standbys as a quorum's commit needs have followed this server, if
@@ -24,7 +24,7 @@ func (s *Session) ServerAge() time.Duration {
 func (s *Session) FollowedFor() (d time.Duration, promoted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.clock.now().Sub(s.facts.attached), s.facts.promoted
+	return s.clock.now().Sub(s.server.attached), s.server.promoted
 }
 
 // LearnAge asks for evidence that the server is older than it seemed before: see AskAge. An error
@@ -36,7 +36,7 @@ func (s *Session) LearnAge(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.facts.began = min(s.facts.began, s.clock.now().Add(-age))
+	s.server.began = min(s.server.began, s.clock.now().Add(-age))
 	return nil
 }
 

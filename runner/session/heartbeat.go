@@ -189,7 +189,7 @@ func (s *Session) ExpireIfDue() bool {
 // silence is the cause of the loss when the deadline has passed.
 func (s *Session) silence() error {
 	s.mu.Lock()
-	second, heard := s.second.governs, s.provenAt
+	second, heard := s.dependsOn, s.provenAt
 	s.mu.Unlock()
 	switch {
 	case second != nil && second.Deadline() < heard.Add(leasetime.HolderShare(s.cfg.Lease)) && second.unanswered():

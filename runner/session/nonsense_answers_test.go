@@ -100,7 +100,7 @@ func TestCommitIsUnderstood(t *testing.T) {
 			const lease = time.Hour
 			s := answered(t, lease, nil)
 			s.noteIdentity("here")
-			s.second.session = answered(t, lease, []byte(tt.commit), []byte(tt.after))
+			s.second = answered(t, lease, []byte(tt.commit), []byte(tt.after))
 			row, err := s.commit(t.Context(), "the columns")
 			if strings.Join(row, " ") != tt.want {
 				t.Errorf("%q, want %q", row, tt.want)
@@ -123,7 +123,7 @@ func TestCommitElsewhere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := answered(t, time.Hour, nil)
 			s.noteIdentity("here")
-			s.second.session = answered(t, time.Hour, []byte(tt.commit), []byte(tt.after))
+			s.second = answered(t, time.Hour, []byte(tt.commit), []byte(tt.after))
 			_, err := s.commit(t.Context(), "the columns")
 			var e *Error
 			switch {

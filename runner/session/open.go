@@ -51,8 +51,8 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 		return nil, err
 	}
 	s := takeWire(pg, cfg)
-	s.facts.began = s.facts.began.Add(-answers.age)
-	s.facts.identity, s.firstTry, s.loginAnswer = answers.identity, answers.first, answers.login
+	s.server.began = s.server.began.Add(-answers.age)
+	s.server.identity, s.firstTry, s.loginAnswer = answers.identity, answers.first, answers.login
 	s.cfg.Database = way.pin(cfg.Database)
 	return s, nil
 }

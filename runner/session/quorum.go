@@ -62,8 +62,8 @@ func (s *Session) commit(ctx context.Context, columns string) ([]string, error) 
 // heartbeats commits from now on.
 func (s *Session) dependOn(second *Session) {
 	s.mu.Lock()
-	joined := s.second.governs != nil
-	s.second.governs = second
+	joined := s.dependsOn != nil
+	s.dependsOn = second
 	s.mu.Unlock()
 	if joined {
 		return
@@ -216,7 +216,7 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 	settled := attachedFor(row[0], strings.Fields(row[2]))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.facts.promoted, s.facts.attached = row[1] == "t", s.clock.now().Add(-settled)
+	s.server.promoted, s.server.attached = row[1] == "t", s.clock.now().Add(-settled)
 	return nil
 }
 

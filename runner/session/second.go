@@ -52,10 +52,10 @@ func (s *Session) freshen(ctx context.Context) error {
 // Second returns the second session, which is at the address of this one. It opens that session at
 // the first call, and again if it has ended while nothing depended on it.
 func (s *Session) Second(ctx context.Context) (*Session, error) {
-	s.second.opening.Lock()
-	defer s.second.opening.Unlock()
+	s.openingSecond.Lock()
+	defer s.openingSecond.Unlock()
 	s.mu.Lock()
-	second := s.second.session
+	second := s.second
 	s.mu.Unlock()
 	if second != nil {
 		if second.Ended() == nil {
@@ -68,7 +68,7 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 		return nil, s.secondError(err)
 	}
 	s.mu.Lock()
-	s.second.session = second
+	s.second = second
 	s.mu.Unlock()
 	return second, nil
 }
@@ -101,11 +101,11 @@ func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 
 // DropSecond closes the second session.
 func (s *Session) DropSecond() {
-	s.second.opening.Lock()
-	defer s.second.opening.Unlock()
+	s.openingSecond.Lock()
+	defer s.openingSecond.Unlock()
 	s.mu.Lock()
-	second := s.second.session
-	s.second.session = nil
+	second := s.second
+	s.second = nil
 	s.mu.Unlock()
 	if second != nil {
 		second.Close()
@@ -121,13 +121,13 @@ const ServerIdentitySQL = "(extract(epoch FROM pg_catalog.pg_postmaster_start_ti
 func (s *Session) identity() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.facts.identity
+	return s.server.identity
 }
 
 func (s *Session) noteIdentity(identity string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.facts.identity = identity
+	s.server.identity = identity
 }
 
 // secondError turns an error of the second session into one for the user of this session, which

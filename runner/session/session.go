@@ -71,51 +71,54 @@ func (cfg Config) UsesSecondSession() bool { return cfg.Quorum || cfg.Transactio
 // Session is a connection that is fit to hold locks. Several goroutines may use it, each for its
 // own locks; one request is on the wire at a time.
 type Session struct {
-	cfg   Config
-	clock clock
-	facts serverFacts
+	cfg    Config
+	clock  clock
+	asIs   string // an SQL expression: see AsIsSQL
+	conn   net.Conn
+	fe     *pgproto3.Frontend          // the reader receives by it, and sends nothing
+	cancel func(context.Context) error // for the request that is under way
 
-	conn     net.Conn
-	fe       *pgproto3.Frontend
-	cancel   func(context.Context) error
-	onWire   chan struct{} // full while a round trip is under way
-	requests uint64        // the number of requests so far; guarded by writing
+	stop      chan struct{} // closed by Close
+	closeOnce sync.Once
+	done      chan struct{}  // closed when the session has ended
+	reading   sync.WaitGroup // for the reader
 
+	onWire chan struct{} // full while a round trip is under way
 	// writing is held during a write. The answer can arrive before the write call returns,
 	// so onWire alone would let the next request start too early.
-	writing sync.Mutex
+	writing  sync.Mutex
+	requests uint64 // how many were written so far; guarded by writing
 
-	stop          chan struct{} // closed by Close
-	closeOnce     sync.Once
 	heartbeatOnce sync.Once
 	pulse         pulse
-	reading       sync.WaitGroup
-	beating       sync.WaitGroup
-	beatsInTurn   atomic.Bool // a heartbeat waits for the connection
+	beating       sync.WaitGroup // for the heartbeat, and dependOn
+	beatsInTurn   atomic.Bool    // a heartbeat waits for the connection
 
-	done     chan struct{}
 	renewing sync.Mutex // held while renewed is written
 	renewed  chan boottime.Instant
 
 	firstTry *string // the answer to cfg.FirstTry, until it is taken
-	asIs     string  // an SQL expression: see AsIsSQL
-	second   secondSession
 
 	pid     atomic.Uint32 // the backend's; behind a pooler the pooler's, until Begin
 	holding atomic.Bool   // a transaction is open, holds the lock, and has to stay open: see transaction.go
 
-	mu          sync.Mutex       // guards all fields below, and others whose comments say so
-	comment     describe.Comment // before every query
+	openingSecond sync.Mutex // held while second is opened or dropped
+
+	mu          sync.Mutex // guards all that follows
 	state       state
+	end         error            // for requests that get no answer any more; nil before done is closed
 	current     *roundTrip       // the request that the reader's messages answer
 	provenAt    boottime.Instant // when the last answered request was sent
 	askedSince  boottime.Instant // when the first unanswered request was sent; if askedSince <= provenAt, no request is open
-	end         error            // for requests that get no answer any more; nil before done is closed
 	heartbeat   Heartbeat
 	onAnswer    func()              // called by the reader after each answer
+	hearers     map[string]hearFunc // by channel
+	comment     describe.Comment    // before every query
 	loginAnswer string              // the answer to cfg.LoginQuestion
 	lacks       string              // the characters that the server is known to lack: see encoding.go
-	hearers     map[string]hearFunc // by channel
+	server      serverFacts
+	second      *Session // that commits for this one (second.go), or nil
+	dependsOn   *Session // the second session, once this one's deadline depends on it; or nil
 }
 
 // state says how a session ends. It only goes forward:
@@ -134,20 +137,12 @@ const (
 
 // serverFacts are what the login, Begin and the second session have learned about the server.
 type serverFacts struct {
-	began    boottime.Instant // of the server's lock table; guarded by the session's mu
-	identity string           // the value of ServerIdentitySQL; guarded by the session's mu
+	began    boottime.Instant // of its lock table
+	identity string           // the value of ServerIdentitySQL
 
-	// With a quorum; guarded by the session's mu:
+	// With a quorum:
 	promoted bool             // the server was once a standby
 	attached boottime.Instant // its standbys have followed it since then
-}
-
-// secondSession is a session that commits for another one: see second.go.
-type secondSession struct {
-	opening sync.Mutex // held while a session is opened or dropped
-	// Guarded by the mu of the other session:
-	session *Session // or nil
-	governs *Session // the one on which the other session's deadline depends, or nil
 }
 
 // hearFunc is called with an announcement on a channel, and with the number of the session that
@@ -193,7 +188,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 	s := &Session{
 		cfg:       cfg,
 		clock:     c,
-		facts:     serverFacts{began: c.now()},
+		server:    serverFacts{began: c.now()},
 		conn:      conn,
 		fe:        fe,
 		comment:   cfg.Comment,
@@ -250,8 +245,8 @@ func (s *Session) Deadline() boottime.Instant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	deadline := s.provenAt.Add(leasetime.HolderShare(s.cfg.Lease))
-	if s.second.governs != nil {
-		deadline = min(deadline, s.second.governs.Deadline())
+	if s.dependsOn != nil {
+		deadline = min(deadline, s.dependsOn.Deadline())
 	}
 	return deadline
 }
@@ -326,7 +321,7 @@ func (s *Session) sayGoodbye() bool {
 	_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
 	s.beating.Wait() // from here on nobody else writes
 	s.mu.Lock()
-	pending, ended, second := s.current != nil, s.end != nil, s.second.session
+	pending, ended, second := s.current != nil, s.end != nil, s.second
 	s.mu.Unlock()
 	if second != nil {
 		second.Close()

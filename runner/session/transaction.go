@@ -42,7 +42,7 @@ func (s *Session) Begin(ctx context.Context, take string) (value string, err err
 	s.pid.Store(uint32(pid))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.facts.identity, s.facts.began = row[1], s.clock.now().Add(-age)
+	s.server.identity, s.server.began = row[1], s.clock.now().Add(-age)
 	return row[3], nil
 }
 
