@@ -62,9 +62,8 @@ type examination struct {
 	checks    []checkup.Check
 
 	client  *session.Client
-	age     time.Duration // of the server's lock table
-	refused error         // Open's error; then the session's settings are not made
-	heard   string        // the channel of the last notification
+	refused error  // Open's error; then the session's settings are not made
+	heard   string // the channel of the last notification
 }
 
 func (x *examination) add(name string, c checkup.Check) {
@@ -87,7 +86,7 @@ func unknown(err error) checkup.Check { return checkup.Notef("", "not known: %s"
 // tries again without the checks.
 func (x *examination) connect(ctx context.Context) (err error) {
 	began := time.Now()
-	x.client, x.age, err = session.OpenCheckedClient(ctx, x.cfg)
+	x.client, err = session.OpenCheckedClient(ctx, x.cfg)
 	took := time.Since(began)
 	var e *session.Error
 	if errors.As(err, &e) && (e.Kind == session.Unsafe || e.Kind == session.Standby || e.Kind == session.NoStandbys) {

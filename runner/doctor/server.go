@@ -61,7 +61,7 @@ func (x *examination) primary(ctx context.Context) checkup.Check {
 	if err != nil {
 		return failed(err)
 	}
-	if age = max(age, x.age); x.refused == nil && age < x.lockDelay {
+	if x.refused == nil && age < x.lockDelay {
 		advice := ""
 		if row[2] != "1" {
 			advice = "pg_read_all_stats lets a role see how long ago that was; others see no more than the last checkpoint, and when tables were vacuumed since"

@@ -82,15 +82,13 @@ func isStandby(err error) bool {
 	return errors.As(err, &e) && e.Kind == Standby
 }
 
-// OpenCheckedClient connects as Open does, with the same checks and the same settings. It
-// also returns how long the server has kept its lock table.
-func OpenCheckedClient(ctx context.Context, cfg Config) (*Client, time.Duration, error) {
-	var answers loginAnswers
-	pg, err := connectToHold(ctx, cfg, &route{}, answers.check(cfg))
+// OpenCheckedClient connects as Open does, with the same checks and the same settings.
+func OpenCheckedClient(ctx context.Context, cfg Config) (*Client, error) {
+	pg, err := connectToHold(ctx, cfg, &route{}, new(loginAnswers).check(cfg))
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	return &Client{pg: pg, cfg: cfg, holds: !cfg.Transaction}, answers.age, nil
+	return &Client{pg: pg, cfg: cfg, holds: !cfg.Transaction}, nil
 }
 
 // Close ends the connection.
