@@ -56,7 +56,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; {
-		outcome, err := p.once(cfg.Config, candidate)
+		outcome, err := p.runOnce(cfg.Config, candidate)
 		switch {
 		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !candidate.Reached():
 			return outcome, err

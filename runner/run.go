@@ -1,10 +1,10 @@
 // Package runner is where lock and command meet: Run takes the lock, starts the command,
 // and makes sure that the command is dead before anybody else gets the lock.
 //
-// Read it in this order: Run, once, acquire (lock.Candidate opens the session and takes the lock),
-// runCommand, startSupervised (child.Guard starts the command), supervise (the one select that
-// waits for lock and command alike), finish (release.go). The files each*.go are only for pglead
-// each.
+// Read it in this order: Run, runOnce, acquire (lock.Candidate opens the session and takes the
+// lock), runCommand, startSupervised (child.Guard starts the command), supervise (the one select
+// that waits for lock and command alike), finish (release.go). The files each*.go are only for
+// pglead each.
 package runner
 
 import (
@@ -43,7 +43,7 @@ func Run(cfg Config) (Outcome, error) {
 	if err := p.sleep(cfg, pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
-	return p.once(cfg, lock.NewCandidate(cfg.Lock))
+	return p.runOnce(cfg, lock.NewCandidate(cfg.Lock))
 }
 
 // run is one command under one lock.
@@ -64,8 +64,8 @@ type run struct {
 	asked         Asked        // what has asked for the end so far
 }
 
-// once takes the lock, runs the command once, and releases the lock.
-func (p *process) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, err error) {
+// runOnce takes the lock, runs the command once, and releases the lock.
+func (p *process) runOnce(cfg Config, candidate *lock.Candidate) (outcome Outcome, err error) {
 	ctx, taker := interruptible(p.caught)
 	r := &run{process: p, cfg: cfg, log: cfg.Lock.Log, taker: taker, signals: p.caught}
 	if err = r.acquire(ctx, candidate); err == nil {
@@ -144,8 +144,10 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		return nil, err
 	}
 	r.child = c
+	locking := &r.cfg.Lock
 	s := &supervision{
 		cfg: &r.cfg, log: r.log, held: r.held, command: c, restoreTerminal: restoreTerminal, began: began, started: time.Now(),
+		lease: locking.Session.Lease, lostGrace: locking.LostGrace, database: locking.Session.Database, observer: locking.Observer,
 		renewed: r.held.Renewed(), signals: r.signals, kept: r.taker.handOver(),
 		onLoss: func(reason error) { r.hook(hookLost, reason) }, lossLevel: r.lossLevel,
 	}
@@ -159,15 +161,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 // startCommand has the guard start the command. If the guard was killed before that, perhaps
 // because memory is short, a second guard starts the command.
 func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
-	release, endsSession := r.held.EncodedRelease()
-	cfg := child.Config{
-		Path: r.cfg.Path, Args: r.cfg.Command, Env: r.environment(),
-		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
-		LostGrace: r.cfg.Lock.LostGrace, MostGrace: leasetime.MostGrace(r.cfg.Lock.Session.Lease),
-		GuardPatience: guardPatience(r.cfg.Lock.Session.Lease),
-		Release:       release, ReleaseEndsSession: endsSession,
-		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSession, KeepGuard: r.keepsGuard,
-	}
+	cfg := r.childConfig()
 	c, err := r.guard.StartCommand(ctx, cfg)
 	if !errors.Is(err, child.ErrNotStarted) {
 		return c, err
@@ -177,6 +171,19 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 		return nil, err
 	}
 	return r.guard.StartCommand(ctx, cfg)
+}
+
+// childConfig says what the guard starts, and how that ends.
+func (r *run) childConfig() child.Config {
+	lease := r.cfg.Lock.Session.Lease
+	release, endsSession := r.held.EncodedRelease()
+	return child.Config{
+		Path: r.cfg.Path, Args: r.cfg.Command, Env: r.environment(),
+		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
+		LostGrace: r.cfg.Lock.LostGrace, MostGrace: leasetime.MostGrace(lease), GuardPatience: guardPatience(lease),
+		Release: release, ReleaseEndsSession: endsSession,
+		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSession, KeepGuard: r.keepsGuard,
+	}
 }
 
 // socketLinger is how long the guard of a stopped pglead keeps the connection open, and so the lock

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/boottime"
@@ -29,6 +30,11 @@ type supervision struct {
 
 	began   time.Time // when the guard was told to start the command
 	started time.Time // when the guard had started it
+
+	lease     time.Duration // the session's
+	lostGrace time.Duration
+	database  *pgconn.Config // for messages
+	observer  lock.Observer
 
 	restoreTerminal func() // to what it was before the command
 
@@ -108,8 +114,8 @@ func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.held.Lost()
 	timeout := after(s.cfg.Timeout)
 	var tick <-chan time.Time
-	if s.cfg.Lock.Observer.Alive != nil {
-		ticker := time.NewTicker(leasetime.BeatEvery(s.cfg.Lock.Session.Lease))
+	if s.observer.Alive != nil {
+		ticker := time.NewTicker(leasetime.BeatEvery(s.lease))
 		defer ticker.Stop()
 		tick = ticker.C
 	}
@@ -124,7 +130,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		s.signalled(sig.Signal)
 	}
 	for {
-		s.cfg.Lock.Observer.SayAlive(s.cfg.Lock.Session.Lease)
+		s.observer.SayAlive(s.lease)
 		select {
 		case <-tick: // to call SayAlive again
 		case <-s.command.Done():
@@ -311,7 +317,7 @@ func (s *supervision) conclude() (Outcome, error) {
 
 // loss says how the lock was lost while the command ran. It is nil if the lock was not lost.
 func (s *supervision) loss(result child.Result) *LockLostError {
-	lost := &LockLostError{Database: session.Target(s.cfg.Lock.Session.Database)}
+	lost := &LockLostError{Database: session.Target(s.database)}
 	var cause *session.LostError
 	switch {
 	case errors.As(s.held.Err(), &cause):
@@ -339,7 +345,7 @@ func (s *supervision) whatWasDone(result child.Result) string {
 		return killed + " when its guard process died"
 	case result.Ending == child.GuardLate:
 		return killed + "; for that its guard process, which did not do so in time, was killed, too"
-	case result.Killed == 0 && s.cfg.Lock.LostGrace > 0:
+	case result.Killed == 0 && s.lostGrace > 0:
 		return command + " ended, by itself or on the SIGTERM of --lost-grace: " + describeStatus(result.Status)
 	case result.Killed == 0:
 		return command + " had just ended: " + describeStatus(result.Status)

@@ -110,7 +110,7 @@ func TestSignalAfterLoss(t *testing.T) {
 		}
 	}
 	p := &process{guards: guards, caught: signals, catching: catching}
-	outcome, err := p.once(cfg, lock.NewCandidate(cfg.Lock))
+	outcome, err := p.runOnce(cfg, lock.NewCandidate(cfg.Lock))
 	if err == nil || !strings.Contains(err.Error(), "terminating connection") || outcome.Asked != BySignal {
 		t.Errorf("asked by %v; %v", outcome.Asked, err)
 	}
