@@ -73,7 +73,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	patience, hurry := context.WithCancel(context.Background())
 	defer hurry()
 	e := &each{
-		process: p, cfg: cfg, cancel: cancel, hurry: hurry,
+		process: p, cfg: cfg, cancel: cancel, hurry: hurry, warned: map[[2]string]bool{},
 		jobs: jobs{active: map[lockkey.ID]*job{}},
 		ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
 	}
@@ -109,9 +109,10 @@ type each struct {
 
 	mu       sync.Mutex
 	tally    Tally
-	comeBack []string     // items to come back to
-	paused   []string     // items to come back to once their pause is over
-	lost     []*lock.Held // locks that were lost; their commands are dead
+	comeBack []string           // items to come back to
+	paused   []string           // items to come back to once their pause is over
+	lost     []*lock.Held       // locks that were lost; their commands are dead
+	warned   map[[2]string]bool // the items and events of warnOnce
 }
 
 // passes goes through all items once, and then again through those that it skipped, while --wait

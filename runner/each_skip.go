@@ -69,30 +69,38 @@ func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) 
 // skipIfBarred skips an item if the ledger keeps it from starting, or if there is time to wait until
 // an obstacle passes; otherwise it returns the error.
 func (e *each) skipIfBarred(j *job, err error) error {
-	log, level := j.log, slog.LevelWarn
-	if e.returning { // an earlier pass has logged it
-		level = slog.LevelInfo
-	}
 	switch {
 	case errors.As(err, new(*ledger.DoneError)):
-		log.Info(err.Error(), "event", "done")
+		j.log.Info(err.Error(), "event", "done")
 		e.skip(j, alreadyDone)
 		return nil
 	case errors.As(err, new(*ledger.PausedError)):
-		log.Log(context.Background(), level, err.Error(), "event", "paused")
+		e.warnOnce(j, "paused", err.Error())
 		e.skip(j, paused)
 		return nil
 	case errors.As(err, new(*ledger.FencedError)):
-		log.Log(context.Background(), level, withHint(err), "event", "ledger")
+		e.warnOnce(j, "ledger", withHint(err))
 	case !session.Passing(err) || j.worker.list.Session.Err() != nil || e.cfg.Lock.Wait == 0:
 		return err
 	case errors.As(err, new(*lock.LedgerError)):
-		log.Log(context.Background(), level, withHint(err), "event", "ledger")
+		e.warnOnce(j, "ledger", withHint(err))
 	default:
-		log.Log(context.Background(), level, "the lock could not be taken, and the list comes back to the item: "+withHint(err), "event", "waiting", "reason", err.Error())
+		e.warnOnce(j, "waiting", "the lock could not be taken, and the list comes back to the item: "+withHint(err))
 	}
 	e.skip(j, heldElsewhere)
 	return nil
+}
+
+// warnOnce warns of what is in the item's way. After that it only informs of such an event.
+func (e *each) warnOnce(j *job, event, text string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	level, warning := slog.LevelWarn, [2]string{j.item, event}
+	if e.warned[warning] {
+		level = slog.LevelInfo
+	}
+	e.warned[warning] = true
+	j.log.Log(context.Background(), level, text, "event", event)
 }
 
 // withHint is an error and its hint in one line.

@@ -45,12 +45,9 @@ func (s *supervision) linger() (asked Asked) {
 	}
 }
 
-// logLateLoss logs that the lock was lost after the command's end, if it was.
+// logLateLoss logs that the lock was lost after the command's end.
 func (s *supervision) logLateLoss() {
 	err, text := s.held.Err(), "the lock was lost after the command's end"
-	if err == nil {
-		return
-	}
 	if time.Since(s.started) < s.cfg.MinHold {
 		text = "the lock was lost before --min-hold was over; another node may run the command again"
 	}

@@ -37,6 +37,9 @@ func (r *run) finish(err error) {
 	case errors.As(err, new(*LockLostError)): // while the command ran
 		r.reportLoss()
 	case r.held.Err() != nil:
+		if r.supervision != nil { // otherwise the error is that the command was not started
+			r.supervision.logLateLoss()
+		}
 		r.hook(hookLost, r.held.Err())
 		r.reportEndAfterLoss()
 	default:

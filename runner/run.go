@@ -61,6 +61,7 @@ type run struct {
 	keepsGuard    bool         // for the next command
 	sharesSession bool         // other commands may run in the same session
 	child         *child.Child // once it is started
+	supervision   *supervision // of the command, once it has started
 	asked         Asked        // what has asked for the end so far
 }
 
@@ -108,6 +109,7 @@ func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	r.hook(hookAcquired, nil)
 	r.taker.keep()
 	s, err := r.startSupervised(ctx)
+	r.supervision = s
 	if err != nil {
 		r.held.SetEnd(endUnstarted(err))
 		return Outcome{}, err
@@ -115,11 +117,8 @@ func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	outcome, err := s.supervise()
 	r.held.SetEnd(endOf(outcome, err))
 	r.asked = outcome.Asked
-	if err == nil {
-		if !r.asked.Has(BySignal | ByStepDown) {
-			r.asked |= s.linger()
-		}
-		s.logLateLoss()
+	if err == nil && !r.asked.Has(BySignal|ByStepDown) {
+		r.asked |= s.linger()
 	}
 	return outcome, err
 }

@@ -50,7 +50,7 @@ func (r warmup) once(t *testing.T, over <-chan struct{}) {
 		}
 	}
 	if len(r.seen) != 1 {
-		t.Errorf("it was warmedUp %d times", len(r.seen))
+		t.Errorf("it has warmed up %d times", len(r.seen))
 	}
 }
 

@@ -1,9 +1,9 @@
 package session
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"math"
 	"strconv"
 	"time"
@@ -27,12 +27,15 @@ func (s *Session) FollowedFor() (d time.Duration, promoted bool) {
 	return s.clock.now().Sub(s.server.attached), s.server.promoted
 }
 
-// LearnAge asks for evidence that the server is older than it seemed before: see AskAge. An error
-// that the session survives tells nothing.
+// LearnAge asks for evidence that the server is older than it seemed before: see AskAge. If the
+// server rejects the question, that tells nothing.
 func (s *Session) LearnAge(ctx context.Context) error {
 	age, err := AskAge(ctx, s)
-	if err != nil {
-		return cmp.Or(s.Err(), context.Cause(ctx))
+	switch {
+	case err != nil && errors.As(err, new(*pgconn.PgError)) && s.Ended() == nil:
+		return nil
+	case err != nil:
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

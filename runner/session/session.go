@@ -125,7 +125,7 @@ type Session struct {
 //
 //	open           → parting   its owner sends a goodbye with a request (Request.Last)
 //	open, parting  → closed    its owner closes it
-//	open, parting  → lost      anything else ends it; not once that request is answered
+//	open, parting  → lost      anything else ends it before that, or before that request is answered
 type state int
 
 const (
@@ -275,7 +275,7 @@ func (s *Session) fail(cause error) {
 	if s.end != nil {
 		return
 	}
-	if s.state != closed {
+	if s.state == open || s.state == parting && s.current != nil {
 		s.state = lost
 	}
 	s.end = &LostError{Cause: cause, SilentFor: s.clock.now().Sub(s.provenAt)}
