@@ -125,15 +125,56 @@ func TestEachCanceledLook(t *testing.T) {
 		ended <- err
 	}()
 	testserver.Eventually(t, "the look is canceled", func() bool { return hasCanceled(t, server, look) })
-	mark := advisory.CommonMarkOf(id(2))
-	testserver.Eventually(t, "the list keeps no mark of a line in which it does not listen", func() bool {
-		return testserver.Query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE (classid, objid, objsubid) = (%d, %d, %d)",
-			mark.ClassID(), mark.ObjID(), mark.ObjSubID()))[0] == "0"
-	})
+	testserver.Eventually(t, "the list keeps no mark of a line in which it does not listen", func() bool { return !hasMark(t, server) })
 	if err := held.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// TestEachCanceledLater: an item is held in the first pass, and its try is canceled in the second.
+func TestEachCanceledLater(t *testing.T) {
+	server, arm := canceling(t)
+	locking := lockOn(t, server)
+	locking.LockDelay = time.Second
+	var said bytes.Buffer
+	locking.Log = slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	other := locking
+	other.Claim.IDs, other.Log = []lockkey.ID{id(2)}, slog.New(slog.DiscardHandler)
+	held, err := lock.NewCandidate(other).Acquire(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	ended := make(chan error, 1)
+	go func() {
+		tally, err := eachOf(locking, "2")
+		if err == nil && tally != (Tally{Ran: 1}) {
+			err = fmt.Errorf("%+v", tally)
+		}
+		ended <- err
+	}()
+	testserver.Eventually(t, "the list listens until it comes back", func() bool { return hasMark(t, server) })
+	const try = "pg_try_advisory_lock"
+	arm(try, 1)
+	testserver.Eventually(t, "the try is canceled", func() bool { return hasCanceled(t, server, try) })
+	if err := held.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if n := strings.Count(said.String(), "level=WARN msg=\"the lock could not be taken"); n != 1 {
+		t.Errorf("%d warnings: %s", n, said.String())
+	}
+}
+
+// hasMark says whether a session has the common mark of lock 2's line.
+func hasMark(t *testing.T, server *localpg.Server) bool {
+	t.Helper()
+	mark := advisory.CommonMarkOf(id(2))
+	return testserver.Query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE (classid, objid, objsubid) = (%d, %d, %d)",
+		mark.ClassID(), mark.ObjID(), mark.ObjSubID()))[0] != "0"
 }
