@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/pglead/pglead/lockkey"
 )
 
 const (
@@ -44,7 +46,7 @@ func rows(t *testing.T, page, heading string) [][]string {
 	t.Helper()
 	var table [][]string
 	for line := range strings.Lines(section(t, page, heading)) {
-		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| flag") || strings.HasPrefix(line, "| code") {
+		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| flag") || strings.HasPrefix(line, "| code") || strings.HasPrefix(line, "| scheme") {
 			continue
 		}
 		line = strings.ReplaceAll(strings.TrimSpace(line), `\|`, "\x00")
@@ -131,6 +133,17 @@ func exitStatuses() []int {
 	return []int{
 		exitNo, exitUsage, exitUnreachable, exitInternal, exitConflict, exitLost, exitDenied, exitUnsafe,
 		exitSomeFailed, exitTimeout, exitNotExecutable, exitNotFound,
+	}
+}
+
+// TestReferenceSchemes: the reference has each key scheme, as pglead key --help explains it.
+func TestReferenceSchemes(t *testing.T) {
+	said, want := rows(t, reference, "Keys of other programs"), [][]string{}
+	for _, s := range lockkey.Schemes() {
+		want = append(want, []string{"`" + s.Name + "`", s.About})
+	}
+	if !slices.EqualFunc(said, want, slices.Equal[[]string]) {
+		t.Errorf("the reference has %q, want %q", said, want)
 	}
 }
 
