@@ -130,7 +130,7 @@ func (b *bid) parseTry(value string) (tried, error) {
 	return tried{won: missing[:n], arrived: arrived}, nil
 }
 
-// trySQL is an SQL expression that takes what is missing, as Try describes it. parseTry reads its
+// trySQL is an SQL expression that takes what is missing, as try describes it. parseTry reads its
 // value. A list's bid makes its first try here: it has no login of its own to carry it.
 func (b *bid) trySQL() string {
 	if b.cfg.ofList && !b.listens() {
@@ -155,7 +155,7 @@ func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
 }
 
 // firstTrySQL is the SQL expression of the first try. Unless it is a list's, it travels with the
-// login as session.Config.FirstTry, and Try takes the answer from the session.
+// login as session.Config.FirstTry, and askTry takes the answer from the session.
 func (cfg *Config) firstTrySQL() string {
 	if cfg.Wait > 0 && cfg.hasLine() {
 		return advisory.TryOrArriveSQL(cfg.Claim.locks(), cfg.Claim.Gate)
@@ -163,10 +163,10 @@ func (cfg *Config) firstTrySQL() string {
 	return cfg.tryMissingSQL(cfg.Claim.locks(), false)
 }
 
-// noteResult notes the result of a try. Every grant comes through here, from Try, tryOften,
+// noteResult notes the result of a try. Every grant comes through here, from try, tryOften,
 // tryInTransaction and exchange.do. The try itself is sent with the login (firstTrySQL), or by
-// askTry, burstQuery, Session.Begin or exchange.freeAndTryQuery. Then Complete says whether it is
-// the whole claim, areListed whether pg_locks agrees, and Settle when a command may start. The
+// askTry, burstQuery, Session.Begin or exchange.freeAndTryQuery. Then complete says whether it is
+// the whole claim, areListed whether pg_locks agrees, and settle when a command may start. The
 // verdict on each lock says how long the last holder's command may be alive.
 func (b *bid) noteResult(result tried) (some bool) {
 	b.place.arriving = b.place.arriving || result.arrived

@@ -27,10 +27,10 @@ import (
 //
 // If the ledger's note is canceled in a release, a new session repeats that alone (noteRejected).
 //
-// A session may also be lost between Settle and the command's start. A run reports that as a loss
-// after the end. A list reports it as a loss while the command ran: the start was announced, and
-// after an end a list announces no death. Of a session that is lost during Settle a list reports
-// nothing: the next holder waits for the lock-delay or, with a ledger, for the lost run.
+// A session may also be lost between bid.settle and the command's start. A run reports that as a
+// loss after the end. A list reports it as a loss while the command ran: the start was announced,
+// and after an end a list announces no death. Of a session that is lost during bid.settle a list
+// reports nothing: the next holder waits for the lock-delay or, with a ledger, for the lost run.
 
 // ReportLostRuns announces, for the lost locks of one run or one list, that their
 // commands are dead, so that the waiters need not wait for the lock-delay. Call it when

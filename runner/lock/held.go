@@ -38,7 +38,7 @@ type Held struct {
 	showsEnd bool       // the session's name will show the end
 	prefers  string     // the host that is to have the lock next
 	calling  bool       // the session calls those in line
-	since    time.Time  // when Settle was done, and the command could start
+	since    time.Time  // when bid.settle was done, and the command could start
 	stays    time.Time  // the session stays until then, after the release
 }
 

@@ -257,7 +257,7 @@ func (b *bid) leaveSQL() (columns []string) {
 }
 
 // noteFreed notes that the locks of the place were freed. The arrival lock is apart
-// (EndArrival).
+// (endArrival).
 func (p *place) noteFreed() { p.has = [placeLockCount]bool{} }
 
 // leaveLine gives up the place in line, and then sends the queries also.

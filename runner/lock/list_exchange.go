@@ -21,7 +21,7 @@ type exchangePart struct {
 // exchanged are the errors of an exchange. They mean:
 //
 //	released  tried    the locks to release  those to try for
-//	nil       nil      are free              those bids that are Complete can be settled
+//	nil       nil      are free              those items that are Granted can be settled
 //	nil       error    are free              the exchange has tried to free them
 //	error     error    the session may still hold any of them, until it ends
 type exchanged struct{ released, tried error }
@@ -124,9 +124,9 @@ func (l *List) exchangeAll(parts []exchangePart) (done exchanged) {
 // exchange releases, in one round trip, the locks of commands that have ended, tries for those of
 // the next ones, and draws one token for these, since that is one commit.
 //
-// It announces as much as Release, Try and Settle do. Ends are announced in a transaction before
-// the one that frees the locks, and starts, with their token, only for locks that the
-// session has by then.
+// It announces as much as Held.Release, bid.try and bid.settle do. Ends are announced in a
+// transaction before the one that frees the locks, and starts, with their token, only for locks
+// that the session has by then.
 type exchange struct {
 	list  *List
 	ended []*Held // endFits is true for each

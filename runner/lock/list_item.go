@@ -85,7 +85,8 @@ func (i *Item) checkForStepDown() {
 
 // KeepListening is for an item to which the list comes back: the session listens until then, and so
 // knows whether the last holder is dead. If it listens to too many already, or the server rejects
-// that, the next attempt waits for the lock-delay. Without a wait, or through a pooler, nothing is heard.
+// that, the next attempt waits for the lock-delay. Without a wait, or through a pooler, nothing is
+// heard.
 func (i *Item) KeepListening(ctx context.Context) error {
 	if i.bid.cfg.Wait == 0 || !i.bid.cfg.hasLine() {
 		return nil

@@ -121,7 +121,7 @@ func (w *waiter) beginWait() error {
 
 // standInLine is the loop in line: it waits for news or the next due time, decides, tries and
 // looks, until something is granted or the time is up. Of several locks it gets only the next one:
-// the caller's Try takes the rest.
+// the caller's try takes the rest.
 func (w *waiter) standInLine(ctx context.Context) (granted bool, err error) {
 	if err := w.join(ctx); err != nil {
 		return false, err
@@ -237,7 +237,7 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	defer cancel()
 	answers, err := w.s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
-		// If the ledger failed, Settle finds out more.
+		// If the ledger failed, settle finds out more.
 		if !draws || !w.drawStartsRun(locks) || answeredError(err) == nil || len(answers[0]) == 0 {
 			return false, w.cfg.rejected(err)
 		}
