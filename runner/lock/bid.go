@@ -85,10 +85,7 @@ func (b *bid) try(ctx context.Context) (granted bool, err error) {
 	} else {
 		err = failed
 	}
-	if err != nil && b.cfg.ofList && answeredError(err) != nil {
-		err = cmp.Or(b.freeRejected(ctx, b.mayHave()), err)
-	}
-	return granted, err
+	return granted, cmp.Or(b.cfg.freeRejected(ctx, b.s, err, b.mayHave()), err)
 }
 
 // mayHave are the locks that a list's session may have after a try that the server has rejected.
@@ -198,40 +195,30 @@ func (b *bid) giveBackAndLeave(ctx context.Context) error {
 func (b *bid) unlock(ctx context.Context, also ...string) error {
 	queries, locks := append(b.giveBackQueries(), also...), b.got.Locks
 	b.got = b.nothingHeld()
-	err := b.send(ctx, queries...)
-	if !b.cfg.ofList || answeredError(err) == nil {
+	return b.cfg.freeRejected(ctx, b.s, b.send(ctx, queries...), locks)
+}
+
+// freeRejected frees what a list's session may still hold of these locks, if the server has
+// rejected a query with err: an unlock that was canceled has freed nothing, and a try for a lock or
+// a mark that was canceled, or followed by an error, may have taken it. No command runs under any
+// of them, and other commands may need the session, and keep the locks with it, for a long time.
+// Any other err is returned. If the locks can't be freed, the error is none that passes, whatever
+// the server says: the list has to end, and its session with it.
+func (cfg *Config) freeRejected(ctx context.Context, s *session.Session, err error, locks []advisory.Lock) error {
+	if !cfg.ofList || answeredError(err) == nil {
 		return err
 	}
-	return b.freeRejected(ctx, locks)
-}
-
-// freeRejected is the function of that name or, in a transaction, ends that.
-func (b *bid) freeRejected(ctx context.Context, locks []advisory.Lock) error {
-	if b.cfg.Session.Transaction {
-		return keptError(insist(ctx, b.s, "ROLLBACK"))
-	}
-	return freeRejected(ctx, b.s, locks)
-}
-
-// keptError is the error if a list's session, which goes on, may keep a lock without a command. It
-// is none that passes, whatever the server says: the list has to end, and its session with it.
-func keptError(err error) error {
-	if answeredError(err) == nil {
-		return err
-	}
-	return errors.New("free the locks under which no command runs: " + session.Rejected(err, "unlock").Error())
-}
-
-// freeRejected frees what a list's session may still hold of these locks after the server has
-// rejected a query: an unlock that was canceled has freed nothing, and a try for a lock or a mark
-// that was canceled, or followed by an error, may have taken it. No command runs under any of them,
-// and other commands may need the session, and keep the locks with it, for a long time.
-func freeRejected(ctx context.Context, s *session.Session, locks []advisory.Lock) error {
 	var queries []string
 	for _, l := range locks {
 		queries = append(queries, "SELECT "+l.UnlockSQL()+fromLocks+areAdvisory+isOwn+" AND "+advisory.Among(idsOf([]advisory.Lock{l})))
 	}
-	return keptError(insist(ctx, s, queries...))
+	if cfg.Session.Transaction {
+		queries = []string{"ROLLBACK"}
+	}
+	if err = insist(ctx, s, queries...); answeredError(err) == nil {
+		return err
+	}
+	return errors.New("free the locks under which no command runs: " + session.Rejected(err, "unlock").Error())
 }
 
 // insist sends queries again if they are canceled, a few times.

@@ -144,7 +144,7 @@ func (h *Held) Release(ctx context.Context) error {
 func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err error) error {
 	last := len(answers) - 1
 	released := answers[last].Is(strconv.Itoa(len(h.Locks)))
-	if !released && err != nil && h.cfg.ofList && freeRejected(ctx, h.Session, h.Locks) == nil {
+	if !released && err != nil && h.cfg.freeRejected(ctx, h.Session, err, h.Locks) == nil {
 		released = true
 		if !slices.ContainsFunc(answers[:last], func(rows session.Rows) bool { return len(rows) == 0 }) {
 			err = nil // only the unlock was rejected

@@ -127,9 +127,6 @@ func (l *ledgerStart) noteEvidence() {
 // without access to it leave no rows in it.
 func (l *ledgerStart) noteBegun() {
 	l.bid.got.owed = l.bid.got.Locks
-	if l.bid.cfg.Session.Transaction && !l.bid.cfg.Session.Quorum && !l.bid.cfg.ofList {
-		l.bid.s.DropSecond()
-	}
 	if l.waited() < l.delay {
 		v := l.bid.verdictOnAll(l.bid.got.Locks)
 		l.bid.got.verdict.CoversEarlier = v.Delay == 0 && v.CoversEarlier

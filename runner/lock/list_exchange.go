@@ -148,7 +148,7 @@ func (x exchange) do(ctx context.Context) (released, tried error) {
 		return released, tried
 	}
 	if tried != nil {
-		if err := x.free(ctx); err != nil {
+		if err := x.free(ctx, err); err != nil {
 			return err, err
 		}
 		released = nil
@@ -165,13 +165,14 @@ func (x exchange) do(ctx context.Context) (released, tried error) {
 	return rejected(released), rejected(tried)
 }
 
-// free frees what the session holds of all these locks, after the server has rejected the exchange.
-func (x exchange) free(ctx context.Context) error {
+// free frees what the session holds of all these locks, after the server has rejected the exchange
+// with this error.
+func (x exchange) free(ctx context.Context, err error) error {
 	locks := x.claim().locks()
 	for _, b := range x.next {
 		locks = append(locks, b.mayHave()...)
 	}
-	if err := freeRejected(ctx, x.list.Session, locks); err != nil {
+	if err := x.list.cfg.freeRejected(ctx, x.list.Session, err, locks); err != nil {
 		return err
 	}
 	for _, b := range x.next {

@@ -93,11 +93,11 @@ func (i *Item) KeepListening(ctx context.Context) error {
 	}
 	if i.returns = i.list.keep(i); i.returns {
 		err := i.bid.listen(ctx)
-		if err == nil || answeredError(err) == nil {
-			return err
+		if err == nil {
+			return nil
 		}
 		i.returns = false // it may not listen
-		if err := i.bid.freeRejected(ctx, []advisory.Lock{advisory.CommonMarkOf(i.id())}); err != nil {
+		if err := i.bid.cfg.freeRejected(ctx, i.list.Session, err, []advisory.Lock{advisory.CommonMarkOf(i.id())}); err != nil {
 			return err
 		}
 	}

@@ -65,6 +65,9 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	}
 	b.preparation.begin()
 	err := draw(ctx)
+	if err == nil && !b.cfg.Session.Quorum && !b.cfg.ofList { // their commits, and the next item, need it again
+		b.s.DropSecond()
+	}
 	prepareErr := b.preparation.done() // also after an error, so that what it made is undone
 	err = cmp.Or(err, prepareErr)
 	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the rest of the lease

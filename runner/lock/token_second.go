@@ -63,8 +63,5 @@ func (b *bid) tokenOnSecond(ctx context.Context) ([]string, error) {
 	case len(drawn) != width:
 		return nil, session.NotPostgreSQL()
 	}
-	if !b.cfg.Session.Quorum && !b.cfg.ofList && !b.usesLedger() { // otherwise the second session is needed again
-		b.s.DropSecond()
-	}
 	return drawn, nil
 }
