@@ -59,7 +59,7 @@
 //	Candidate.Acquire    candidate.go  sessions come and go
 //	  attempt                          opens one; the first try travels with the login
 //	    waiter.acquire   waiter.go     again after each pause in the ledger
-//	      take                         bid.try and, if it is refused, standInLine
+//	      take                         bid.try and, if it is refused, waits: in line or by poll
 //	        standInLine                joins the line (line.go), sleeps, decides, tries and looks
 //	          tryNow                   bid.try, or a burst
 //	            noteResult  bid.go     what was granted

@@ -72,71 +72,71 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 	}
 }
 
-// take takes the lock: it tries first, and then waits for as long as Config.Wait allows. A waiter
-// that comes back, after a loss or a pause, must not pass those in line, and tries only when it is
-// its turn.
+// take takes the lock: it tries, waits for as long as Config.Wait allows, and then tries once more.
+// A waiter that comes back, after a loss or a pause, must not pass those in line: it makes no try
+// before its turn comes, or the time is up.
 func (w *waiter) take(ctx context.Context) error {
-	triesFirst, wait := len(w.contested) == 0, w.standInLine
-	if !w.cfg.hasLine() {
-		triesFirst, wait = true, w.poll
-	}
-	if triesFirst {
+	tried := len(w.contested) == 0 || !w.cfg.hasLine()
+	if tried {
 		if _, err := w.try(ctx); err != nil || w.complete() {
 			return err
 		}
 	}
-	if w.candidate.timeLeft() <= 0 {
-		if triesFirst {
-			return w.refuse(ctx)
+	if w.candidate.timeLeft() > 0 {
+		if err := w.wait(ctx); err != nil || w.complete() {
+			return err
 		}
-		return w.lastTry(ctx)
+		tried = false
 	}
+	if !tried {
+		if _, err := w.try(ctx); err != nil || w.complete() {
+			return err
+		}
+	}
+	return w.refuse(ctx)
+}
+
+// wait waits until all that the claim asks for is granted, or the time is up: by polling or in line,
+// in that of one lock after the other.
+func (w *waiter) wait(ctx context.Context) error {
 	w.candidate.answered()
-	if err := w.beginWait(); err != nil {
+	w.cfg.Log.Info("waiting for the lock", "event", "waiting")
+	wait := w.poll
+	if w.cfg.hasLine() {
+		wait = w.standInLine
+		w.beatPlainly()
+		w.s.StartHeartbeat()
+	}
+	if err := w.preparation.done(); err != nil {
 		return err
 	}
 	defer w.cfg.Observer.beside(ctx, w.s)()
-	for w.candidate.timeLeft() > 0 {
-		granted, err := wait(ctx)
-		if err == nil && granted && !w.complete() {
-			_, err = w.try(ctx) // the rest of several locks
-		}
-		if err != nil || w.complete() {
+	for w.candidate.timeLeft() > 0 && !w.complete() {
+		if err := wait(ctx); err != nil {
 			return err
 		}
 		w.candidate.answered()
 	}
-	return w.lastTry(ctx)
-}
-
-// beginWait prepares for a wait.
-func (w *waiter) beginWait() error {
-	w.cfg.Log.Info("waiting for the lock", "event", "waiting")
-	if w.cfg.hasLine() {
-		w.beatPlainly()
-		w.s.StartHeartbeat()
-	}
-	return w.preparation.done()
+	return nil
 }
 
 // standInLine is the loop in line: it waits for news or the next due time, decides, tries and
-// looks, until something is granted or the time is up. Of several locks it gets only the next one:
-// the caller's try takes the rest.
-func (w *waiter) standInLine(ctx context.Context) (granted bool, err error) {
+// looks, until something is granted or the time is up.
+func (w *waiter) standInLine(ctx context.Context) error {
 	if err := w.join(ctx); err != nil {
-		return false, err
+		return err
 	}
 	defer w.unwatch()
 	if err := w.tellObserver(ctx); err != nil {
-		return false, err
+		return err
 	}
 	for {
 		rest := w.candidate.timeLeft()
 		if rest <= 0 {
-			return false, nil
+			return nil
 		}
 		if err := w.sleep(ctx, min(rest, time.Until(w.turn.Next())), w.news); err != nil {
-			return false, err
+			return err
 		}
 		if w.called.Swap(false) {
 			w.turn.LookAt = time.Now()
@@ -145,21 +145,20 @@ func (w *waiter) standInLine(ctx context.Context) (granted bool, err error) {
 		w.actOnWatch()
 		now := time.Now()
 		if w.turn.TriesBy(now) {
-			granted, err = w.tryNow(ctx)
-		} else {
-			err = w.askRoles(ctx)
-		}
-		if err != nil || granted {
-			return granted, err
+			if granted, err := w.tryNow(ctx); err != nil || granted {
+				return err
+			}
+		} else if err := w.askRoles(ctx); err != nil {
+			return err
 		}
 		if now.Before(w.turn.LookAt) {
 			continue
 		}
 		if err := w.lookAgain(ctx); err != nil {
-			return false, err
+			return err
 		}
 		if err := w.tellObserver(ctx); err != nil {
-			return false, err
+			return err
 		}
 	}
 }
@@ -278,30 +277,22 @@ func (w *waiter) mayDrawWithTry() bool {
 }
 
 // poll waits where there is no line: in a transaction.
-func (w *waiter) poll(ctx context.Context) (granted bool, err error) {
+func (w *waiter) poll(ctx context.Context) error {
 	if _, err := w.s.Second(ctx); err != nil { // it is open before the lock is free: see session.Open
-		return false, err
+		return err
 	}
 	for polls := crowd.PollBackoff(); w.candidate.timeLeft() > 0; {
 		if err := w.tellObserver(ctx); err != nil {
-			return false, err
+			return err
 		}
 		if !pace.Sleep(ctx, min(pace.Between(crowd.NextPoll(polls)), w.candidate.timeLeft())) {
-			return false, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 		if granted, err := w.try(ctx); err != nil || granted {
-			return granted, err
+			return err
 		}
 	}
-	return false, nil
-}
-
-// lastTry tries once more when the time is up, then gives up.
-func (w *waiter) lastTry(ctx context.Context) error {
-	if _, err := w.try(ctx); err != nil || w.complete() {
-		return err
-	}
-	return w.refuse(ctx)
+	return nil
 }
 
 // refuse gives up. Its error names the holders of the locks, which takes one more question to the
