@@ -9,6 +9,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -50,7 +51,7 @@ func (b *bid) look(ctx context.Context, before ...string) (*evidence.Look, error
 		found.AsOf[id] = e.AsOf()
 	}
 	marks, noteMarks := b.markQueries()
-	query := evidence.LookQuery(b.cfg.Claim.Sought().Locks, b.nextLine())
+	query := evidence.LookQuery(b.cfg.Claim.Sought().Locks, b.nextLine(), crowd.MostListeners)
 	queries := slices.Concat(before, marks, []string{query}, b.arrivedQuery())
 	_, err := b.s.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
 		found.Received = boottime.Now()

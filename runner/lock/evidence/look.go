@@ -10,7 +10,6 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/boottime"
-	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 )
@@ -56,13 +55,13 @@ type Seat struct {
 const mostSeats = 72
 
 // LookQuery asks for the holders of the locks ids. It also asks for those before this session in
-// line if that is one of the first, and for all in line if it has no ticket. It calls functions
-// instead of the views that are made of them: the views are slower, and a session's first query
-// would have to read their definitions. What a session shows of itself is asked for last, and of
-// few sessions: with a hundred in line, asking it of all took three quarters of the time. If nobody
-// has a lock or a ticket, the answer is one row without a seat, since a bid that stands in no line
-// has to know its own role, too.
-func LookQuery(ids []lockkey.ID, line lockkey.ID) string {
+// line if that is one of the first listeners, and for all in line if it has no ticket. It calls
+// functions instead of the views that are made of them: the views are slower, and a session's first
+// query would have to read their definitions. What a session shows of itself is asked for last, and
+// of few sessions: with a hundred in line, asking it of all took three quarters of the time. If
+// nobody has a lock or a ticket, the answer is one row without a seat, since a bid that stands in no
+// line has to know its own role, too.
+func LookQuery(ids []lockkey.ID, line lockkey.ID, listeners int) string {
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
 	SELECT *, %[1]s AND %[7]s AS mark, CASE WHEN %[1]s AND %[8]s AND granted THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND `+advisory.InThisDatabase+`
@@ -79,7 +78,7 @@ FROM line LEFT JOIN own ON true
 	LEFT JOIN l ON NOT l.mark AND (l.place IS NULL OR own.place IS NULL OR l.pid = own.pid OR line.before < %[5]d AND (l.place, l.pid) < (own.place, own.pid))
 	LEFT JOIN LATERAL `+advisory.ActivityOfLock+` AS a ON true
 ORDER BY l.place NULLS FIRST, l.pid LIMIT %[6]d`,
-		advisory.InLinesOf(line), advisory.PlaceSQL(), advisory.CommonTicket, advisory.Among(ids), crowd.MostListeners, len(ids)+mostSeats,
+		advisory.InLinesOf(line), advisory.PlaceSQL(), advisory.CommonTicket, advisory.Among(ids), listeners, len(ids)+mostSeats,
 		advisory.IsMark, advisory.IsTicket)
 }
 
