@@ -62,7 +62,7 @@ func NotPostgreSQL() *Error {
 	return unfit("", "the server does not answer as PostgreSQL does")
 }
 
-// FullError is the error of a run that makes room for others on a full server.
+// FullError is the error if a server has no room.
 func FullError(text string) *Error {
 	return &Error{Kind: Unreachable, Full: true, err: errors.New(text)}
 }
@@ -98,8 +98,8 @@ func rejection(pgErr *pgconn.PgError) *Error {
 	return &Error{Kind: kind, Hint: hint, err: serverError{pgErr}}
 }
 
-// revoked says whether the server has denied one of its own functions or views, all of which pglead
-// takes from those that any role may use.
+// revoked says whether the server has denied one of its own functions or views. pglead uses only
+// those that by default every role may use.
 func revoked(e *pgconn.PgError) bool {
 	return e.Code == InsufficientPrivilege && e.Routine == "aclcheck_error" &&
 		(strings.Contains(e.Message, "pg_") || strings.Contains(e.Message, "set_config") || strings.Contains(e.Message, "query_to_xml"))

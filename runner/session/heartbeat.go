@@ -210,9 +210,7 @@ func (s *Session) unanswered() bool {
 
 // broken is the cause of the loss when the connection broke. At the deadline the guard may shut the
 // connection down before this process has noticed the deadline. Then the cause of the loss is the
-// silence before.
-//
-// Nothing here ends a session without a heartbeat for being silent.
+// silence before. (A session without a heartbeat may have asked nothing for as long.)
 func (s *Session) broken(cause error) error {
 	if s.beats() && s.clock.now() >= s.Deadline().Add(-s.cfg.Lease/10) {
 		return s.silence()

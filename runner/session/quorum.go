@@ -104,8 +104,8 @@ func (s *Session) noQuorum() *Error {
 // standbys, and on which server: a pooler may lead to another one from one commit to the next. The
 // server evaluates them before the commit, in the commit's transaction, and after it, in a separate
 // statement. If somebody empties the setting in between, the server releases all waiting commits
-// without a warning. But its backends read the new setting before the process that releases them
-// does.
+// without a warning. But it tells its backends of the new setting before the process that releases
+// them.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/syncrep.c (SyncRepUpdateSyncStandbysDefined)
 const standbysNowSQL = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names'), ` +
 	ServerIdentitySQL

@@ -319,7 +319,7 @@ func (s *Session) awaitEnd() {
 // goodbye could not be sent.
 func (s *Session) sayGoodbye() bool {
 	_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
-	s.beating.Wait() // from here on nobody else writes
+	s.beating.Wait() // from here on there are no heartbeats
 	s.mu.Lock()
 	pending, ended, second := s.current != nil, s.end != nil, s.second
 	s.mu.Unlock()

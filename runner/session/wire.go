@@ -149,8 +149,8 @@ func (s *Session) send(ctx context.Context, r Request) (*roundTrip, error) {
 	}
 }
 
-// transmit writes a request. The caller has filled onWire, and the reader
-// takes it out with the last answer.
+// transmit writes a request. The caller has filled onWire, and the reader empties it after the last
+// answer.
 func (s *Session) transmit(r Request) (*roundTrip, error) {
 	r.Last = r.Last && !s.cfg.UsesSecondSession()
 	if r.commit {
@@ -239,9 +239,9 @@ func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 	return encoded, true
 }
 
-// OnNotify sets the function that the session's reader calls with announcements of other
-// sessions on a channel. The function must not block. The caller sends the LISTEN. What was
-// announced before a lock was freed arrives before the grant of that lock.
+// OnNotify sets the function that the session's reader calls with announcements of other sessions
+// on a channel, or removes it (nil). The function must not block. The caller sends the LISTEN. What
+// was announced before a lock was freed arrives before the grant of that lock.
 func (s *Session) OnNotify(channel string, hear func(pid uint32, payload string)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
