@@ -95,7 +95,7 @@ func (f *lsFlags) follow(ctx context.Context, client *session.Client, patterns [
 			return err
 		}
 		pause, cancel := context.WithTimeout(ctx, watchInterval)
-		err = client.Wait(pause) // until then, or until the connection ends
+		err = client.AwaitEnd(pause) // until then, or until the connection ends
 		cancel()
 		if err != nil || ctx.Err() != nil {
 			return err

@@ -203,7 +203,7 @@ func (c *playedCommand) Done() <-chan struct{}      { return c.done }
 func (c *playedCommand) Result() child.Result       { return c.result }
 func (c *playedCommand) Signal(sig unix.Signal)     { c.told("signal " + unix.SignalName(sig)) }
 func (c *playedCommand) Forward(sig unix.Signal)    { c.told("forward " + unix.SignalName(sig)) }
-func (c *playedCommand) StopWith()                  { c.told("stop with it") }
+func (c *playedCommand) StopPglead()                { c.told("stop with it") }
 func (c *playedCommand) Renew(deadline boottime.Instant) {
 	c.told(fmt.Sprint("renew ", time.Duration(deadline)))
 }

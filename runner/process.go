@@ -32,7 +32,7 @@ func begin(cfg Config) (*process, error) {
 	}
 	guards.ReapOrphans()
 	p := &process{guards: guards}
-	p.caught, p.catching = child.Signals()
+	p.caught, p.catching = child.CatchSignals()
 	return p, nil
 }
 

@@ -130,7 +130,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		return nil, context.Cause(ctx)
 	}
 	<-r.catching // otherwise a signal could end this process between the start and supervise
-	if err := r.held.Session.Ended(); err != nil {
+	if err := r.held.Session.EndError(); err != nil {
 		r.guard.Close()
 		return nil, err
 	}

@@ -73,7 +73,7 @@ type command interface {
 
 	Signal(sig unix.Signal)
 	Forward(sig unix.Signal)
-	StopWith()
+	StopPglead()
 	Renew(deadline boottime.Instant)
 	TellLost()
 	Kill()
@@ -107,7 +107,7 @@ type command interface {
 // terminate and killRound are in guardprocess_end.go. Package lock has ReportLostRuns (deaths.go)
 // and endSilent (line_silence.go).
 //
-// A request that waits for its answer (Session.answer) waits no longer than 3/5 of a lease either.
+// A request waits for its answer no longer than 3/5 of a lease either (Session.awaitAnswer).
 // The guard also watches the connection itself (guardProcess.await), in case this process is
 // stopped or dead. If the guard noticed the loss first, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
@@ -265,7 +265,7 @@ func (s *supervision) kill() {
 func (s *supervision) handle(event child.Event) {
 	switch {
 	case event.Stopped != 0:
-		s.command.StopWith()
+		s.command.StopPglead()
 	case event.Unkillable != "":
 		s.unkillable = event.Unkillable
 		s.nameUnkillable()

@@ -154,18 +154,18 @@ func (c *Child) listen() {
 			if c.late.Load() {
 				c.result.Ending, c.result.Status = GuardLate, unix.WaitStatus(unix.SIGKILL)
 			}
-			c.result.Killed = c.guard.guards.finishFor(c.guard, func(names string) { c.tell(Event{Unkillable: names}) })
+			c.result.Killed = c.guard.guards.finishFor(c.guard, func(names string) { c.offer(Event{Unkillable: names}) })
 			close(c.done)
 			return
 		}
 		switch k {
 		case msgStopped:
-			c.tell(Event{Stopped: unix.Signal(number(body))})
+			c.offer(Event{Stopped: unix.Signal(number(body))})
 		case msgLeftovers:
-			c.tell(Event{Leftovers: string(body)})
+			c.offer(Event{Leftovers: string(body)})
 		case msgUnkillable:
 			c.excused.Store(true)
-			c.tell(Event{Unkillable: string(body)})
+			c.offer(Event{Unkillable: string(body)})
 		case msgDone:
 			var report doneReport
 			if report.decode(body) != nil {
@@ -183,9 +183,9 @@ func (c *Child) listen() {
 	}
 }
 
-// tell delivers an event. It drops the event if nobody reads: the end of the tree must
+// offer delivers an event. It drops the event if nobody reads: the end of the tree must
 // not wait for a reader.
-func (c *Child) tell(e Event) {
+func (c *Child) offer(e Event) {
 	select {
 	case c.events <- e:
 	default:

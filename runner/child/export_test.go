@@ -44,6 +44,6 @@ func KillUnlisted(pid int) {
 func ReapInKill() int {
 	g := guardProcess{commandTree: newCommandTree()}
 	g.tree = treeKilled
-	g.reap()
+	g.reapChildren()
 	return int(g.report.Killed)
 }

@@ -185,14 +185,14 @@ func (g *Guard) kill() {
 
 // reap waits for the guard's end.
 func (g *Guard) reap() {
-	for pause := 100 * time.Microsecond; !g.reaped(); pause = min(2*pause, retryMost) {
+	for pause := 100 * time.Microsecond; !g.tryReap(); pause = min(2*pause, retryMost) {
 		time.Sleep(pause)
 	}
 }
 
-// reaped reaps the guard if it is dead, and says whether it is reaped. It holds mu during the
+// tryReap reaps the guard if it is dead, and says whether it is reaped. It holds mu during the
 // attempt, so that kill can't hit a process number that has just become free.
-func (g *Guard) reaped() bool {
+func (g *Guard) tryReap() bool {
 	g.mu.Lock()
 	if !g.gone {
 		pid, err := unix.Wait4(g.pid, nil, unix.WNOHANG, nil)

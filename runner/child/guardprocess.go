@@ -152,7 +152,7 @@ func newCommandTree() commandTree { return commandTree{pidfd: -1, report: doneRe
 // returns once pglead has hung up.
 func (g *guardProcess) untilDead() (again bool) {
 	brief := g.firstInstants()
-	for !g.reap() {
+	for !g.reapChildren() {
 		brief = false
 		if g.tree == treeKilled {
 			g.killRound()

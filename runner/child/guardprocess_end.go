@@ -120,8 +120,8 @@ func (g *guardProcess) signal(sig unix.Signal) {
 	}
 }
 
-// reap collects dead children. It returns true if no child is left, dead or alive.
-func (g *guardProcess) reap() bool {
+// reapChildren collects dead children. It returns true if no child is left, dead or alive.
+func (g *guardProcess) reapChildren() bool {
 	for {
 		var status unix.WaitStatus
 		pid, err := unix.Wait4(-1, &status, unix.WNOHANG|unix.WUNTRACED, nil)
@@ -154,12 +154,12 @@ func (g *guardProcess) reap() bool {
 func (g *guardProcess) isCommand(pid int) bool { return pid == g.pid && g.command == commandAlive }
 
 // endLeftovers deals with processes that outlive the command. It asks the kernel whether there
-// are any (reap): reading the process table takes a while, and so would miss processes
+// are any (reapChildren): reading the process table takes a while, and so would miss processes
 // that fork and exit all the time.
 func (g *guardProcess) endLeftovers() {
 	g.leftoversAt = time.Time{}
 	switch {
-	case g.tree == treeKilled || g.reap():
+	case g.tree == treeKilled || g.reapChildren():
 	case g.command == leftoversTold:
 		g.decideKill(Exited)
 	default:

@@ -135,14 +135,14 @@ func duplicate(socket syscall.Conn) (int, error) {
 // killed all the same, and the guard is waited for, and named, like the rest.
 func (gs *Guards) finishFor(g *Guard, unkillable func(names string)) (killed int) {
 	g.hangUp()
-	for pause := 100 * time.Microsecond; !g.reaped() && pause < guardDies; pause *= 2 {
+	for pause := 100 * time.Microsecond; !g.tryReap() && pause < guardDies; pause *= 2 {
 		time.Sleep(pause)
 	}
 	killCgroup(g.cgroup)
 	defer removeCgroup(g.cgroup)
 	began, told := time.Now(), false
 	for round, pause := 0, retryFirst; ; round, pause = round+1, min(2*pause, retryMost) {
-		gone := g.reaped()
+		gone := g.tryReap()
 		if !gone {
 			g.killBelow()
 		}

@@ -22,14 +22,14 @@ func forwarded() []os.Signal {
 // 31, and a short command need not pay for them. Until then Go's runtime ignores them.
 const realTimeAfter = time.Second
 
-// Signals catches the signals that pglead forwards, from the moment at which ready is closed until
-// this process ends. The real-time signals follow after realTimeAfter. Signals that were ignored
-// when this process started (nohup) stay ignored, here and in the command.
+// CatchSignals catches the signals that pglead forwards, from the moment at which ready is closed
+// until this process ends. The real-time signals follow after realTimeAfter. Signals that were
+// ignored when this process started (nohup) stay ignored, here and in the command.
 //
 // To catch a signal, Go's runtime switches to a thread of its own and back, which takes some 50 µs
-// of processor time. So Signals does that while the connection is made. A signal that comes earlier
-// does what it does to any process.
-func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
+// of processor time. So CatchSignals does that while the connection is made. A signal that comes
+// earlier does what it does to any process.
+func CatchSignals() (caught <-chan os.Signal, ready <-chan struct{}) {
 	c, all := make(chan os.Signal, 64), make(chan struct{})
 	catch := func(list []os.Signal) {
 		for _, sig := range list {

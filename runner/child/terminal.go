@@ -20,11 +20,11 @@ func (c *Child) Forward(sig unix.Signal) {
 	c.Signal(sig)
 }
 
-// StopWith stops this process after the command was stopped, so that the shell gets its
+// StopPglead stops this process after the command was stopped, so that the shell gets its
 // terminal back. It does nothing if the terminal stopped both and both already go on.
 // Without a terminal it does nothing either: the command may have been stopped
 // for any reason.
-func (c *Child) StopWith() {
+func (c *Child) StopPglead() {
 	if inForeground() && isStopped(c.pid) {
 		_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
 	}

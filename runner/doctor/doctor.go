@@ -131,7 +131,7 @@ func (x *examination) look(ctx context.Context) {
 		{"see others", x.seeOthers},
 		{"end others", x.privilege("pg_signal_backend", "end other roles' sessions (pglead stepdown --force)")},
 	} {
-		if x.client.Ended() {
+		if x.client.Closed() {
 			break
 		}
 		// These test settings that a refused session doesn't have.

@@ -56,7 +56,7 @@ func (x *examination) answersAfter(ctx context.Context, silent time.Duration) (t
 	quiet, cancel := context.WithTimeout(ctx, silent)
 	defer cancel()
 	// It listens to no channel, so no notification will come.
-	if err := x.client.Wait(quiet); err != nil {
+	if err := x.client.AwaitEnd(quiet); err != nil {
 		return time.Since(began), err
 	}
 	took := time.Since(began)

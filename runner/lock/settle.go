@@ -25,7 +25,7 @@ import (
 //	                                  (evidence.go), and who may say what (closing.go)
 //	no earlier command is alive       waitOut or, with a ledger, waitForOpenRuns
 //	the locks are listed in pg_locks  bid.areListed, on the rows of the statement that draws the token
-//	the lease is not over             ExpireIfDue and Ended, below
+//	the lease is not over             ExpireIfDue and EndError, below
 //	no signal has come, and the       run.startSupervised (package runner), which waits
 //	session is still not lost         until signals are caught
 //	the lease is not over             Guard.StartCommand (package child), before it asks the guard
@@ -71,13 +71,13 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	prepareErr := b.preparation.done() // also after an error, so that what it made is undone
 	err = cmp.Or(err, prepareErr)
 	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the rest of the lease
-		err = b.s.Ended()
+		err = b.s.EndError()
 	}
 	if err != nil {
 		return nil, err
 	}
 	b.showHolding()
-	if err := b.s.Ended(); err != nil {
+	if err := b.s.EndError(); err != nil {
 		return nil, err
 	}
 	b.got.since, b.got.showsEnd = time.Now(), b.place.joined() && b.cfg.showsToken()
@@ -148,7 +148,7 @@ func (b *bid) hold(ctx context.Context, delay time.Duration, why string, ask fun
 				return true, nil
 			}
 		case <-b.s.Done():
-			return false, b.s.Ended()
+			return false, b.s.EndError()
 		case <-ctx.Done():
 			return false, context.Cause(ctx)
 		}

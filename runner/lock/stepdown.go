@@ -92,7 +92,7 @@ func (r *StepDownRequest) keepUp(ctx context.Context) {
 	defer close(r.done)
 	for r.err == nil {
 		wait, cancel := context.WithTimeout(ctx, keepUpEvery)
-		r.err = r.client.Wait(wait)
+		r.err = r.client.AwaitEnd(wait)
 		cancel()
 		if r.err == nil {
 			_, r.err = r.client.Query(ctx, session.PlainBeatQuery)

@@ -183,7 +183,7 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, news <-chan struct{
 	case <-time.After(max(0, d)):
 	case <-news:
 	case <-w.s.Done():
-		return w.s.Ended()
+		return w.s.EndError()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

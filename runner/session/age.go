@@ -32,7 +32,7 @@ func (s *Session) FollowedFor() (d time.Duration, promoted bool) {
 func (s *Session) LearnAge(ctx context.Context) error {
 	age, err := AskAge(ctx, s)
 	switch {
-	case err != nil && errors.As(err, new(*pgconn.PgError)) && s.Ended() == nil:
+	case err != nil && errors.As(err, new(*pgconn.PgError)) && s.EndError() == nil:
 		return nil
 	case err != nil:
 		return err

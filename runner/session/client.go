@@ -71,7 +71,7 @@ func refuseStandby(ctx context.Context, pg *pgconn.PgConn) error {
 		return err
 	}
 	if rowsOf(results).Is("t") {
-		terminate(pg)
+		goodbye(pg)
 		return OnStandby()
 	}
 	return nil
@@ -159,8 +159,8 @@ func (c *Client) stayOpenSQL() string {
 		c.pg.PID(), setting, setSQL(false, [][2]string{{setting, "0"}}))
 }
 
-// Wait returns when the connection ends, with the reason, or when ctx ends.
-func (c *Client) Wait(ctx context.Context) error {
+// AwaitEnd returns when the connection ends, with the reason, or when ctx ends.
+func (c *Client) AwaitEnd(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := c.pg.WaitForNotification(ctx); err != nil && ctx.Err() == nil {
 			return clientError(ctx, err)
@@ -169,8 +169,8 @@ func (c *Client) Wait(ctx context.Context) error {
 	return nil
 }
 
-// Ended says whether the connection has ended.
-func (c *Client) Ended() bool { return c.pg.IsClosed() }
+// Closed says whether the connection has ended.
+func (c *Client) Closed() bool { return c.pg.IsClosed() }
 
 // BackendPID is the server's process number for the connection, or a pooler's.
 func (c *Client) BackendPID() uint32 { return c.pg.PID() }

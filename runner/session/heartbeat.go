@@ -130,7 +130,7 @@ func (s *Session) failTimer(err error) {
 // beat is the goroutine that sends heartbeats, until the timer is stopped or the
 // session is lost.
 func (s *Session) beat(timer timer) {
-	for s.Ended() == nil {
+	for s.EndError() == nil {
 		if err := timer.Wait(); err != nil {
 			s.failTimer(err)
 			return

@@ -64,14 +64,14 @@ func (a *loginAnswers) check(cfg Config) pgconn.ValidateConnectFunc {
 	return func(ctx context.Context, pg *pgconn.PgConn) (err error) {
 		*a, err = checkLogin(ctx, pg, cfg)
 		if err != nil {
-			terminate(pg)
+			goodbye(pg)
 		}
 		return err
 	}
 }
 
-// terminate says goodbye to a server that fails our checks: pgconn would only close the socket.
-func terminate(pg *pgconn.PgConn) {
+// goodbye ends the session at a server that fails our checks: pgconn would only close the socket.
+func goodbye(pg *pgconn.PgConn) {
 	pg.Frontend().Send(&pgproto3.Terminate{})
 	_ = pg.Frontend().Flush()
 }

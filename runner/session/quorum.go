@@ -76,7 +76,7 @@ func (s *Session) dependOn(second *Session) {
 	s.beating.Go(func() {
 		select {
 		case <-second.done:
-			cause := errors.Unwrap(second.Ended())
+			cause := errors.Unwrap(second.EndError())
 			// An *Error comes from judgeCommit, and explains itself. With ErrStopped the standbys
 			// are not at fault.
 			if !errors.As(cause, new(*Error)) && !errors.Is(cause, ErrStopped) {

@@ -58,7 +58,7 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 	second := s.second
 	s.mu.Unlock()
 	if second != nil {
-		if second.Ended() == nil {
+		if second.EndError() == nil {
 			return second, nil
 		}
 		second.Close()

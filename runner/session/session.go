@@ -231,9 +231,9 @@ func (s *Session) Err() error {
 	return s.end
 }
 
-// Ended is the error of a request that gets no answer any more, since the session has ended, by a
+// EndError is the error of a request that gets no answer any more, since the session has ended, by a
 // loss or by Close. It is nil for a session that goes on.
-func (s *Session) Ended() error {
+func (s *Session) EndError() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.end

@@ -106,7 +106,7 @@ func (s *Session) askOnce(ctx context.Context, r Request) (*roundTrip, error) {
 	if err != nil {
 		return nil, err
 	}
-	answers, err := s.answer(ctx, rt)
+	answers, err := s.awaitAnswer(ctx, rt)
 	if answers == nil {
 		return nil, err
 	}
@@ -116,19 +116,19 @@ func (s *Session) askOnce(ctx context.Context, r Request) (*roundTrip, error) {
 	return rt, err
 }
 
-// answer waits for an answer for as long as a holder's share of the lease. After that the server
+// awaitAnswer waits for as long as a holder's share of the lease. After that the server
 // counts as silent, even if its backend only waits for a lock, and the session ends.
-func (s *Session) answer(ctx context.Context, rt *roundTrip) ([]Rows, error) {
+func (s *Session) awaitAnswer(ctx context.Context, rt *roundTrip) ([]Rows, error) {
 	silence := time.NewTimer(leasetime.HolderShare(s.cfg.Lease))
 	defer silence.Stop()
 	select {
 	case <-silence.C:
 		s.fail(ErrSilent)
-		return nil, s.Ended()
+		return nil, s.EndError()
 	case <-rt.result:
 		return rt.answers, rt.err
 	case <-s.done:
-		return nil, s.Ended()
+		return nil, s.EndError()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -143,7 +143,7 @@ func (s *Session) send(ctx context.Context, r Request) (*roundTrip, error) {
 	case s.onWire <- struct{}{}:
 		return s.transmit(r)
 	case <-s.done:
-		return nil, s.Ended()
+		return nil, s.EndError()
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -182,7 +182,7 @@ func (s *Session) transmit(r Request) (*roundTrip, error) {
 	if err := s.fe.Flush(); err != nil {
 		s.awaitReason(err)
 		s.fail(s.broken(fmt.Errorf("send: %w", networkCause(err))))
-		return nil, s.Ended()
+		return nil, s.EndError()
 	}
 	return rt, nil
 }
