@@ -11,6 +11,7 @@ import (
 
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
 
@@ -39,8 +40,8 @@ makes up for failures.`,
 			if err != nil {
 				return err
 			}
-			return f.withLedger(cmd, f.openReader, func(ctx context.Context, ask ledger.Ask) error {
-				verdict, err := ledger.Check(ctx, ask, args[0], ids, within.value)
+			return f.withLedger(cmd, f.openReader, func(ctx context.Context, on session.Connection) error {
+				verdict, err := ledger.Check(ctx, on, args[0], ids, within.value)
 				switch {
 				case err != nil:
 					return err

@@ -96,11 +96,11 @@ func keysRemembered(ctx context.Context, client *session.Client, command, prefix
 	if !slices.Contains(strings.Fields(ledgers), command) {
 		return nil
 	}
-	ask, err := grantedLedger(ctx, client)
-	if err != nil || ask == nil {
+	on, err := grantedLedger(ctx, client)
+	if err != nil || on == nil {
 		return nil
 	}
-	keys, err := ledger.Keys(ctx, ask, prefix, most)
+	keys, err := ledger.Keys(ctx, on, prefix, most)
 	if err != nil {
 		return nil
 	}

@@ -209,8 +209,8 @@ func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string,
 	}
 	defer client.Close()
 	client.MayWrite()
-	ask, err := grantedLedger(ctx, client)
-	if ask == nil {
+	on, err := grantedLedger(ctx, client)
+	if on == nil {
 		return err
 	}
 	d := o.description(name)
@@ -219,7 +219,7 @@ func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string,
 	}
 	for i, id := range claim.IDs {
 		run := ledger.Run{Host: d.Host, User: d.User, Command: d.Command, PID: d.PID}
-		if _, err := ask(ctx, run.MissingQuery(ledger.Lock{ID: id, Key: claim.Key(i)}, status)); err != nil {
+		if _, err := on.Query(ctx, run.MissingQuery(ledger.Lock{ID: id, Key: claim.Key(i)}, status)); err != nil {
 			return err
 		}
 	}

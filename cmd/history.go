@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
 
@@ -85,8 +86,8 @@ func (f *historyFlags) history(cmd *cobra.Command, key string) error {
 	if err != nil {
 		return err
 	}
-	return f.withLedger(cmd, f.openReader, func(ctx context.Context, ask ledger.Ask) error {
-		h, err := ledger.ReadHistory(ctx, ask, ledger.Past{Key: key, IDs: ids, Since: f.since.value, Most: most})
+	return f.withLedger(cmd, f.openReader, func(ctx context.Context, on session.Connection) error {
+		h, err := ledger.ReadHistory(ctx, on, ledger.Past{Key: key, IDs: ids, Since: f.since.value, Most: most})
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
 
@@ -70,8 +71,8 @@ func (f *historyFlags) list(cmd *cobra.Command, patterns []string) error {
 	if write == nil {
 		return usagef("pglead history KEY -o "+f.output.value, "--output %s takes one KEY", f.output.value)
 	}
-	return f.withLedger(cmd, f.openReader, func(ctx context.Context, ask ledger.Ask) error {
-		facts, err := ledger.FactsMatching(ctx, ask, patterns, mostMatched+1)
+	return f.withLedger(cmd, f.openReader, func(ctx context.Context, on session.Connection) error {
+		facts, err := ledger.FactsMatching(ctx, on, patterns, mostMatched+1)
 		if err != nil {
 			return err
 		}

@@ -133,7 +133,7 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	if a.access == ledger.Foreign {
 		return a.denial()
 	}
-	switch err := ledger.Install(ctx, a.ask, a.plan()); {
+	switch err := ledger.Install(ctx, a.on, a.plan()); {
 	case session.HasCode(err, ledger.WouldBePublished):
 		return session.Errorf(session.Unsafe, ledger.PublishedHint, "%w", err)
 	case session.HasCode(err, session.FeatureNotSupported):
@@ -141,7 +141,7 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	case err != nil:
 		return denied(err, takesOwner)
 	}
-	s, err := ledger.ReadState(ctx, a.ask)
+	s, err := ledger.ReadState(ctx, a.on)
 	if err != nil {
 		return err
 	}
@@ -169,15 +169,15 @@ func (a *ledgerAdmin) status(ctx context.Context) error {
 	if err := a.denial(); err != nil {
 		return err
 	}
-	s, err := ledger.ReadState(ctx, a.ask)
+	s, err := ledger.ReadState(ctx, a.on)
 	if err != nil {
 		return err
 	}
-	forRuns, others, err := ledger.Missing(ctx, a.ask)
+	forRuns, others, err := ledger.Missing(ctx, a.on)
 	if err != nil {
 		return err
 	}
-	faults, err := ledger.Faults(ctx, a.ask)
+	faults, err := ledger.Faults(ctx, a.on)
 	if err != nil {
 		return err
 	}
@@ -249,7 +249,7 @@ func (a *ledgerAdmin) prune(ctx context.Context) error {
 	if err := a.denial(); err != nil {
 		return err
 	}
-	n, err := ledger.Prune(ctx, a.ask, a.older.value)
+	n, err := ledger.Prune(ctx, a.on, a.older.value)
 	if err != nil {
 		return denied(err, "it takes the owner of the schema pglead, or a superuser")
 	}
@@ -264,7 +264,7 @@ func (a *ledgerAdmin) uninstall(ctx context.Context) error {
 	if err := a.confirm(ctx); err != nil {
 		return err
 	}
-	if err := ledger.Uninstall(ctx, a.ask); err != nil {
+	if err := ledger.Uninstall(ctx, a.on); err != nil {
 		return denied(err, takesOwner)
 	}
 	_, err := fmt.Fprintf(a.out, "the ledger in %s is gone, with all that it had\n", a.where)
@@ -279,7 +279,7 @@ func (a *ledgerAdmin) confirm(ctx context.Context) error {
 	}
 	what := "the ledger in " + a.where
 	if a.access == ledger.Granted { // pglead must touch nothing in somebody else's schema
-		s, err := ledger.ReadState(ctx, a.ask)
+		s, err := ledger.ReadState(ctx, a.on)
 		if err != nil {
 			return err
 		}

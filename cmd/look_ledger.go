@@ -12,18 +12,21 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// asking lets the ledger ask over a client's connection. If somebody has locked a table, the server
-// gives up after 3 s. Refusals name the ledger in these words.
-func asking(client *session.Client, ledgers string) ledger.Ask {
-	return func(ctx context.Context, sql string) ([][]string, error) {
-		rows, err := client.Query(ctx, "SET LOCAL lock_timeout = '3s'", sql)
-		return rows, ledger.Rejected(err, ledgers)
-	}
+// ledgerConnection asks the ledger over a client's connection. If somebody has locked a table, the
+// server gives up after 3 s. Refusals name the ledger in these words.
+type ledgerConnection struct {
+	client  *session.Client
+	ledgers string
+}
+
+func (c ledgerConnection) Query(ctx context.Context, queries ...string) (session.Rows, error) {
+	rows, err := c.client.Query(ctx, append([]string{"SET LOCAL lock_timeout = '3s'"}, queries...)...)
+	return rows, ledger.Rejected(err, c.ledgers)
 }
 
 // foundLedger is what this role can see of a ledger.
 type foundLedger struct {
-	ask    ledger.Ask
+	on     session.Connection
 	access ledger.Access
 	role   string // as SQL writes it
 	where  string // the database, for messages
@@ -31,9 +34,9 @@ type foundLedger struct {
 
 func findLedger(ctx context.Context, client *session.Client, target string) (foundLedger, error) {
 	where := visible.Text(target)
-	ask := asking(client, "the ledger in "+where)
-	access, role, err := ledger.ReadAccess(ctx, ask)
-	return foundLedger{ask, access, role, where}, err
+	on := ledgerConnection{client, "the ledger in " + where}
+	access, role, err := ledger.ReadAccess(ctx, on)
+	return foundLedger{on, access, role, where}, err
 }
 
 // denial is nil if this role can read and write the ledger.
@@ -52,13 +55,13 @@ func (f foundLedger) denial() error {
 }
 
 // grantedLedger asks over a client's connection. It is nil if this role has no ledger there.
-func grantedLedger(ctx context.Context, client *session.Client) (ledger.Ask, error) {
-	ask := asking(client, "the ledger")
-	access, _, err := ledger.ReadAccess(ctx, ask)
+func grantedLedger(ctx context.Context, client *session.Client) (session.Connection, error) {
+	on := ledgerConnection{client, "the ledger"}
+	access, _, err := ledger.ReadAccess(ctx, on)
 	if err != nil || access != ledger.Granted {
 		return nil, err
 	}
-	return ask, nil
+	return on, nil
 }
 
 // numbersOf are the numbers under which the ledger may have a key: its own, and those of
@@ -89,7 +92,7 @@ func (f *lookFlags) numbersOf(key string) ([]lockkey.ID, error) {
 }
 
 // withLedger connects, and calls do with the ledger. It fails if this role has none.
-func (f *lookFlags) withLedger(cmd *cobra.Command, open opener, do func(ctx context.Context, ask ledger.Ask) error) error {
+func (f *lookFlags) withLedger(cmd *cobra.Command, open opener, do func(ctx context.Context, on session.Connection) error) error {
 	return f.connect(cmd, open, func(ctx context.Context, client *session.Client) error {
 		found, err := findLedger(ctx, client, f.target())
 		if err == nil {
@@ -98,7 +101,7 @@ func (f *lookFlags) withLedger(cmd *cobra.Command, open opener, do func(ctx cont
 		if err != nil {
 			return err
 		}
-		return do(ctx, found.ask)
+		return do(ctx, found.on)
 	})
 }
 
@@ -113,9 +116,9 @@ const mostRemembered = 1000
 
 // factsFor are the facts of the keys that match, or none without a ledger.
 func factsFor(ctx context.Context, client *session.Client, patterns []string) (ledger.Facts, error) {
-	ask, err := grantedLedger(ctx, client)
-	if ask == nil {
+	on, err := grantedLedger(ctx, client)
+	if on == nil {
 		return ledger.Facts{}, err
 	}
-	return ledger.FactsMatching(ctx, ask, patterns, mostRemembered)
+	return ledger.FactsMatching(ctx, on, patterns, mostRemembered)
 }

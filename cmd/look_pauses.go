@@ -30,11 +30,11 @@ func pauseOf(key string, p ledger.Pause) *inspect.Pause {
 func (f *lookFlags) withPauses(
 	ctx context.Context, client *session.Client, locks []*inspect.Lock, wants func(key string, id lockkey.ID) bool,
 ) ([]*inspect.Lock, error) {
-	ask, err := grantedLedger(ctx, client)
-	if ask == nil {
+	on, err := grantedLedger(ctx, client)
+	if on == nil {
 		return locks, err
 	}
-	paused, err := ledger.Pauses(ctx, ask, mostRemembered)
+	paused, err := ledger.Pauses(ctx, on, mostRemembered)
 	if unreadable(err) {
 		if !f.warned {
 			_, hint := status(err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
 
@@ -72,7 +73,7 @@ Runs that wait for this start within some seconds.`,
 
 // ledgerKey is a key with the numbers under which the ledger may have it.
 type ledgerKey struct {
-	ask     ledger.Ask
+	on      session.Connection
 	key     string
 	ids     []lockkey.ID
 	matched bool // by a pattern
@@ -82,7 +83,7 @@ type ledgerKey struct {
 // writes the result.
 func (f *lookFlags) eachKey(
 	cmd *cobra.Command, key string,
-	find func(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Facts, error),
+	find func(ctx context.Context, on session.Connection, pattern string) (ledger.Facts, error),
 	do func(k ledgerKey, ctx context.Context) (text string, err error),
 ) error {
 	var ids []lockkey.ID
@@ -93,17 +94,17 @@ func (f *lookFlags) eachKey(
 		}
 	}
 	w := cmd.OutOrStdout()
-	return f.withLedger(cmd, openWriter, func(ctx context.Context, ask ledger.Ask) error {
-		keys := []ledgerKey{{ask: ask, key: key, ids: ids}}
+	return f.withLedger(cmd, openWriter, func(ctx context.Context, on session.Connection) error {
+		keys := []ledgerKey{{on: on, key: key, ids: ids}}
 		if isPattern(key) {
-			facts, err := find(ctx, ask, key)
+			facts, err := find(ctx, on, key)
 			switch {
 			case err != nil:
 				return err
 			case len(facts.List) > mostMatched:
 				return usagef("a narrower pattern, several times", "%s stands for more than %d locks", printable(key), mostMatched)
 			}
-			keys = keysOf(ask, facts)
+			keys = keysOf(on, facts)
 		}
 		changed := false
 		for _, k := range keys {
@@ -129,30 +130,30 @@ func (f *lookFlags) eachKey(
 }
 
 // allMatching are the facts of all locks that match a pattern.
-func allMatching(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Facts, error) {
-	return ledger.FactsMatching(ctx, ask, []string{pattern}, mostMatched+1)
+func allMatching(ctx context.Context, on session.Connection, pattern string) (ledger.Facts, error) {
+	return ledger.FactsMatching(ctx, on, []string{pattern}, mostMatched+1)
 }
 
 // pausedMatching returns the facts of the matching locks that have a pause. If none has one it
 // returns any one match, so that the caller can tell "nothing is paused" from "no such key".
-func pausedMatching(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Facts, error) {
-	facts, err := ledger.PausedMatching(ctx, ask, pattern, mostMatched+1)
+func pausedMatching(ctx context.Context, on session.Connection, pattern string) (ledger.Facts, error) {
+	facts, err := ledger.PausedMatching(ctx, on, pattern, mostMatched+1)
 	if err == nil && len(facts.List) == 0 {
-		return ledger.FactsMatching(ctx, ask, []string{pattern}, 1)
+		return ledger.FactsMatching(ctx, on, []string{pattern}, 1)
 	}
 	return facts, err
 }
 
 // keysOf are the keys of these locks, in their order. A key that is the number itself is another
 // one than a key with the same text.
-func keysOf(ask ledger.Ask, facts ledger.Facts) (keys []ledgerKey) {
+func keysOf(on session.Connection, facts ledger.Facts) (keys []ledgerKey) {
 	for _, fact := range facts.List {
 		key, id := fact.Last.Key, fact.Last.ID
 		i := slices.IndexFunc(keys, func(k ledgerKey) bool {
 			return k.key == key && k.ids[0].Pair == id.Pair && k.ids[0].SpelledBy(key) == id.SpelledBy(key)
 		})
 		if i < 0 {
-			i, keys = len(keys), append(keys, ledgerKey{ask: ask, key: key, matched: true})
+			i, keys = len(keys), append(keys, ledgerKey{on: on, key: key, matched: true})
 		}
 		keys[i].ids = append(keys[i].ids, id)
 	}
@@ -161,7 +162,7 @@ func keysOf(ask ledger.Ask, facts ledger.Facts) (keys []ledgerKey) {
 }
 
 func (k ledgerKey) facts(ctx context.Context) (ledger.Facts, error) {
-	return ledger.FactsOf(ctx, k.ask, k.key, k.ids)
+	return ledger.FactsOf(ctx, k.on, k.key, k.ids)
 }
 
 func (k ledgerKey) pause(ctx context.Context, wish ledger.Wish) (text string, err error) {
@@ -169,7 +170,7 @@ func (k ledgerKey) pause(ctx context.Context, wish ledger.Wish) (text string, er
 	if err != nil {
 		return "", err
 	}
-	if err := ledger.PauseKey(ctx, k.ask, ledger.Lock{ID: k.ids[0], Key: k.key}, wish); err != nil {
+	if err := ledger.PauseKey(ctx, k.on, ledger.Lock{ID: k.ids[0], Key: k.key}, wish); err != nil {
 		return "", err
 	}
 	facts, err := k.facts(ctx)
@@ -181,7 +182,7 @@ func (k ledgerKey) resume(ctx context.Context) (text string, err error) {
 	if err != nil {
 		return "", err
 	}
-	was, err := ledger.ResumeKey(ctx, k.ask, ledger.Lock{ID: k.ids[0], Key: k.key})
+	was, err := ledger.ResumeKey(ctx, k.on, ledger.Lock{ID: k.ids[0], Key: k.key})
 	switch pause := before.Pause(); {
 	case err != nil:
 		return "", err

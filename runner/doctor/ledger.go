@@ -11,8 +11,7 @@ import (
 
 // ledger examines the database's ledger, if there is one.
 func (x *examination) ledger(ctx context.Context) checkup.Check {
-	ask := func(ctx context.Context, sql string) ([][]string, error) { return x.Query(ctx, sql) }
-	access, role, err := ledger.ReadAccess(ctx, ask)
+	access, role, err := ledger.ReadAccess(ctx, x)
 	if err != nil {
 		return unknown(err)
 	}
@@ -25,7 +24,7 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 	case ledger.Foreign:
 		return checkup.Warningf(ledger.UntrustedHint, "there is one that is left alone: %s", ledger.Untrusted)
 	}
-	forRuns, others, err := ledger.Missing(ctx, ask)
+	forRuns, others, err := ledger.Missing(ctx, x)
 	switch {
 	case err != nil:
 		return unknown(err)
@@ -33,7 +32,7 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 		return checkup.Failf(ledger.Mend+"; until then --ledger off goes on without",
 			"it is not whole: there is no %s", strings.Join(slices.Concat(forRuns, others), ", "))
 	}
-	faults, err := ledger.Faults(ctx, ask)
+	faults, err := ledger.Faults(ctx, x)
 	switch {
 	case err != nil:
 		return unknown(err)
@@ -43,7 +42,7 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 	case len(others) > 0:
 		return checkup.Warningf(ledger.Mend, "it is enough for runs, and not for all else: there is no %s", strings.Join(others, ", "))
 	}
-	published, err := ledger.Published(ctx, ask)
+	published, err := ledger.Published(ctx, x)
 	switch {
 	case err != nil:
 		return unknown(err)

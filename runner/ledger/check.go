@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // Report says whether a key had a success in time, and what has gone wrong since.
@@ -27,8 +28,8 @@ func (r Report) Fine() bool { return !r.Late && r.Failed == 0 }
 func (r Report) Ago() time.Duration { return r.Now.Sub(r.Success.Ended) }
 
 // Check judges the runs of a key that the ledger has under these numbers.
-func Check(ctx context.Context, ask Ask, key string, ids []lockkey.ID, within time.Duration) (Report, error) {
-	facts, err := FactsOf(ctx, ask, key, ids)
+func Check(ctx context.Context, on session.Connection, key string, ids []lockkey.ID, within time.Duration) (Report, error) {
+	facts, err := FactsOf(ctx, on, key, ids)
 	if err != nil {
 		return Report{}, err
 	}
@@ -37,7 +38,7 @@ func Check(ctx context.Context, ask Ask, key string, ids []lockkey.ID, within ti
 	if !report.Success.Ended.IsZero() {
 		since = "ended > 'epoch'::timestamptz + " + interval(report.Success.Ended.Sub(time.UnixMicro(0)))
 	}
-	rows, err := ask(ctx, fmt.Sprintf(`SELECT pg_catalog.count(*) OVER (), number, sub, key, %s FROM pglead.run AS r
+	rows, err := on.Query(ctx, fmt.Sprintf(`SELECT pg_catalog.count(*) OVER (), number, sub, key, %s FROM pglead.run AS r
 WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY r.ended DESC LIMIT 1`,
 		entry("r"), among(key, ids), since))
 	if err != nil || len(rows) == 0 {

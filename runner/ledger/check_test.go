@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
 )
 
 func TestJudge(t *testing.T) {
@@ -122,20 +123,25 @@ func TestSecondLook(t *testing.T) {
 	ended := []string{"7", "1", "nightly", "7", "5", "web1", "cron", "1", "job", "cron", started, now, "ok", "0", "", "", now}
 	past := Past{Key: "nightly", IDs: []lockkey.ID{{Number: 7}}, Most: 10}
 	asked := 0
-	h, err := ReadHistory(t.Context(), func(context.Context, string) ([][]string, error) {
+	h, err := ReadHistory(t.Context(), answering(func() session.Rows {
 		asked++
-		return [][][]string{{open}, {ended}}[asked-1], nil
-	}, past)
+		return []session.Rows{{open}, {ended}}[asked-1]
+	}), past)
 	if err != nil || asked != 2 || len(h.Runs) != 1 || h.Runs[0].Outcome != OK || h.Runs[0].Took() != time.Minute {
 		t.Errorf("after %d looks %+v, %v", asked, h, err)
 	}
-	h, err = ReadHistory(t.Context(), func(context.Context, string) ([][]string, error) { return [][]string{open}, nil }, past)
+	h, err = ReadHistory(t.Context(), answering(func() session.Rows { return session.Rows{open} }), past)
 	if err != nil || len(h.Runs) != 1 || h.Runs[0].Outcome != Lost || !h.Runs[0].Ended.IsZero() {
 		t.Errorf("%+v, %v", h, err)
 	}
 	for _, row := range [][]string{{}, {"7"}, open[:12], append([]string{"seven"}, open[1:]...)} {
-		if _, err := ReadHistory(t.Context(), func(context.Context, string) ([][]string, error) { return [][]string{row}, nil }, past); err == nil {
+		if _, err := ReadHistory(t.Context(), answering(func() session.Rows { return session.Rows{row} }), past); err == nil {
 			t.Errorf("%q is read", row)
 		}
 	}
 }
+
+// answering answers any question.
+type answering func() session.Rows
+
+func (a answering) Query(context.Context, ...string) (session.Rows, error) { return a(), nil }

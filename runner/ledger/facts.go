@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // Fact is what is known of one lock: its last run, its last success, its pause.
@@ -90,20 +91,20 @@ func (f Facts) Pause() (last Pause) {
 }
 
 // FactsOf are the facts of the locks of a key that have these numbers.
-func FactsOf(ctx context.Context, ask Ask, key string, ids []lockkey.ID) (Facts, error) {
-	return readFacts(ctx, ask, among(key, ids), 2*len(ids)+1000)
+func FactsOf(ctx context.Context, on session.Connection, key string, ids []lockkey.ID) (Facts, error) {
+	return readFacts(ctx, on, among(key, ids), 2*len(ids)+1000)
 }
 
 // FactsMatching are the facts of the locks whose key matches a pattern: * stands for any
 // characters and ? for one. Without patterns every key matches.
-func FactsMatching(ctx context.Context, ask Ask, patterns []string, most int) (Facts, error) {
-	return readFacts(ctx, ask, "key IS NOT NULL AND "+like(patterns), most)
+func FactsMatching(ctx context.Context, on session.Connection, patterns []string, most int) (Facts, error) {
+	return readFacts(ctx, on, "key IS NOT NULL AND "+like(patterns), most)
 }
 
 // PausedMatching are the facts of the locks whose key matches a pattern, and that have a pause,
 // which may be over.
-func PausedMatching(ctx context.Context, ask Ask, pattern string, most int) (Facts, error) {
-	return readFacts(ctx, ask, "key IS NOT NULL AND paused_until IS NOT NULL AND "+like([]string{pattern}), most)
+func PausedMatching(ctx context.Context, on session.Connection, pattern string, most int) (Facts, error) {
+	return readFacts(ctx, on, "key IS NOT NULL AND paused_until IS NOT NULL AND "+like([]string{pattern}), most)
 }
 
 func like(patterns []string) string {
@@ -118,20 +119,20 @@ func like(patterns []string) string {
 }
 
 // Pauses are the facts of locks that are paused.
-func Pauses(ctx context.Context, ask Ask, most int) (Facts, error) {
-	return readFacts(ctx, ask, "paused_until > pg_catalog.now()", most)
+func Pauses(ctx context.Context, on session.Connection, most int) (Facts, error) {
+	return readFacts(ctx, on, "paused_until > pg_catalog.now()", most)
 }
 
-func readFacts(ctx context.Context, ask Ask, where string, most int) (Facts, error) {
-	f, vanished, err := readFactsOnce(ctx, ask, where, most)
+func readFacts(ctx context.Context, on session.Connection, where string, most int) (Facts, error) {
+	f, vanished, err := readFactsOnce(ctx, on, where, most)
 	if err == nil && vanished { // see ReadHistory
-		f, _, err = readFactsOnce(ctx, ask, where, most)
+		f, _, err = readFactsOnce(ctx, on, where, most)
 	}
 	return f, err
 }
 
-func readFactsOnce(ctx context.Context, ask Ask, where string, most int) (f Facts, vanished bool, err error) {
-	rows, err := ask(ctx, fmt.Sprintf(`SELECT l.number, l.sub, l.key, %s, %s, CASE WHEN open THEN cut IS NULL AND held END,
+func readFactsOnce(ctx context.Context, on session.Connection, where string, most int) (f Facts, vanished bool, err error) {
+	rows, err := on.Query(ctx, fmt.Sprintf(`SELECT l.number, l.sub, l.key, %s, %s, CASE WHEN open THEN cut IS NULL AND held END,
 	%s, %s, ok_host, paused_until > pg_catalog.now(), %s, paused_by, note, %s, pg_catalog.current_database()
 FROM (SELECT *, started IS NOT NULL AND ended IS NULL AS open, %s AS held FROM pglead.lock WHERE %s ORDER BY started DESC NULLS LAST LIMIT %d) AS l
 LEFT JOIN LATERAL (SELECT * FROM pglead.run AS r WHERE r.number = l.number AND r.sub = l.sub ORDER BY r.started DESC LIMIT 1) AS p
@@ -171,8 +172,8 @@ ORDER BY l.started DESC NULLS LAST`,
 }
 
 // Keys are the keys that begin with this prefix.
-func Keys(ctx context.Context, ask Ask, prefix string, most int) ([]string, error) {
-	rows, err := ask(ctx, fmt.Sprintf("SELECT DISTINCT key FROM pglead.lock WHERE key IS NOT NULL AND pg_catalog.left(key, %d) = %s ORDER BY key LIMIT %d",
+func Keys(ctx context.Context, on session.Connection, prefix string, most int) ([]string, error) {
+	rows, err := on.Query(ctx, fmt.Sprintf("SELECT DISTINCT key FROM pglead.lock WHERE key IS NOT NULL AND pg_catalog.left(key, %d) = %s ORDER BY key LIMIT %d",
 		len([]rune(prefix)), quote(prefix), most))
 	var keys []string
 	for _, row := range rows {

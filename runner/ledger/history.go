@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // Running is the outcome of a run that has not ended.
@@ -57,23 +58,23 @@ type Past struct {
 }
 
 // ReadHistory reads runs of a key.
-func ReadHistory(ctx context.Context, ask Ask, past Past) (History, error) {
-	h, vanished, err := readHistory(ctx, ask, past)
+func ReadHistory(ctx context.Context, on session.Connection, past Past) (History, error) {
+	h, vanished, err := readHistory(ctx, on, past)
 	if err == nil && vanished {
 		// The run may have ended after the query read the tables and before it read the locks. A
 		// run is closed before its lock is free, so a second look decides.
-		h, _, err = readHistory(ctx, ask, past)
+		h, _, err = readHistory(ctx, on, past)
 	}
 	return h, err
 }
 
-func readHistory(ctx context.Context, ask Ask, past Past) (h History, vanished bool, err error) {
+func readHistory(ctx context.Context, on session.Connection, past Past) (h History, vanished bool, err error) {
 	const columns = "number, sub, key, system, token, host, os_user, pid, command, role, waited, started, "
 	where := among(past.Key, past.IDs)
 	if past.Since > 0 {
 		where += " AND started > pg_catalog.now() - " + interval(past.Since)
 	}
-	rows, err := ask(ctx, fmt.Sprintf(`SELECT number, sub, key, %s, running, %s
+	rows, err := on.Query(ctx, fmt.Sprintf(`SELECT number, sub, key, %s, running, %s
 FROM (SELECT `+columns+`ended, outcome, status, NULL::boolean AS running FROM pglead.run WHERE %s
 	UNION ALL
 	SELECT `+columns+`NULL, NULL, NULL, cut IS NULL AND `+heldSQL+` FROM pglead.lock

@@ -95,8 +95,8 @@ func InstallSQL(p Plan) string {
 
 // Install makes the ledger, or its missing parts. The role needs CREATE on the database, and nothing
 // else.
-func Install(ctx context.Context, ask Ask, p Plan) error {
-	_, err := ask(ctx, p.installing()) // one transaction
+func Install(ctx context.Context, on session.Connection, p Plan) error {
+	_, err := on.Query(ctx, p.installing()) // one transaction
 	return err
 }
 
@@ -113,8 +113,8 @@ DROP SCHEMA IF EXISTS pglead`
 
 // Uninstall removes the ledger and all that it remembers. If that would remove objects of others,
 // it removes nothing, and the error names them.
-func Uninstall(ctx context.Context, ask Ask) error {
-	_, err := ask(ctx, uninstalling) // one transaction
+func Uninstall(ctx context.Context, on session.Connection) error {
+	_, err := on.Query(ctx, uninstalling) // one transaction
 	var pgErr *pgconn.PgError
 	if session.HasCode(err, session.DependentObjectsStillExist, session.WrongObjectType) && errors.As(err, &pgErr) {
 		return session.Errorf(session.Denied, "drop them first; DROP SCHEMA pglead CASCADE drops them, too",

@@ -16,18 +16,18 @@ type Wish struct {
 }
 
 // PauseKey keeps the runs of a key from starting, in all its slots. It ends no run.
-func PauseKey(ctx context.Context, ask Ask, l Lock, w Wish) error {
+func PauseKey(ctx context.Context, on session.Connection, l Lock, w Wish) error {
 	until := "'infinity'::timestamptz"
 	if w.For > 0 {
 		until = "pg_catalog.now() + " + interval(w.For)
 	}
-	_, err := ask(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)",
+	_, err := on.Query(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)",
 		l.Number, l.ObjSubID(), l.keySQL(), until, quoteWord(w.By), quoteMost(w.Note, mostNote)))
 	return err
 }
 
 // ResumeKey ends the pause of a lock, and says whether there was one. The lock may have no row yet.
-func ResumeKey(ctx context.Context, ask Ask, l Lock) (was bool, err error) {
-	rows, err := ask(ctx, "SELECT pglead.resume_1(number, sub) FROM pglead.lock WHERE paused_until IS NOT NULL AND reader = 0 AND ("+l.pausedSQL()+")")
+func ResumeKey(ctx context.Context, on session.Connection, l Lock) (was bool, err error) {
+	rows, err := on.Query(ctx, "SELECT pglead.resume_1(number, sub) FROM pglead.lock WHERE paused_until IS NOT NULL AND reader = 0 AND ("+l.pausedSQL()+")")
 	return slices.ContainsFunc(rows, func(row []string) bool { return session.Rows{row}.Is("t") }), err
 }

@@ -31,7 +31,7 @@ func TestPausedAmong(t *testing.T) {
 		lock(77, "077"), lock(78, "77"), {ID: lockkey.ID{Number: 3<<32 | 7, Pair: true}, Key: "3,7"},
 		{ID: lockkey.ID{Number: 89, Pair: true}, Key: "3,7"}, {ID: lockkey.ID{Number: 4<<32 | 7, Pair: true}, Key: "4,7"}, lock(89, "4,7"),
 	}
-	rows, err := asking(a)(t.Context(), ledger.PausedAmongQuery(locks))
+	rows, err := asking(a).Query(t.Context(), ledger.PausedAmongQuery(locks))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,18 +12,15 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Ask sends SQL to the server and returns the rows of its answer. NULL is an empty text.
-type Ask func(ctx context.Context, sql string) ([][]string, error)
-
 // ReadAccess finds out whether there is a ledger for this role. It also returns the role's name as
 // SQL writes it. Its query names nothing in the schema pglead, since even to plan such a query
 // could run functions there.
-func ReadAccess(ctx context.Context, ask Ask) (access Access, role string, err error) {
-	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.QuestionSQL(true)+", pg_catalog.quote_ident(current_user)")
+func ReadAccess(ctx context.Context, on session.Connection) (access Access, role string, err error) {
+	rows, err := on.Query(ctx, "SELECT "+Use{Mode: Auto}.QuestionSQL(true)+", pg_catalog.quote_ident(current_user)")
 	if err != nil {
 		return Absent, "", err
 	}
-	row, err := session.Rows(rows).Only(2)
+	row, err := rows.Only(2)
 	if err != nil {
 		return Absent, "", errAnswer
 	}

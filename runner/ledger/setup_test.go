@@ -13,6 +13,7 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // index says where to look for a test, by the beginnings of the files' names.
@@ -46,20 +47,23 @@ func remembering(t *testing.T, settings map[string]string) *localpg.Server {
 	return server
 }
 
-func asking(conn *pgconn.PgConn) func(context.Context, string) ([][]string, error) {
-	return func(ctx context.Context, sql string) (rows [][]string, err error) {
-		results, err := conn.Exec(ctx, sql).ReadAll()
-		for _, result := range results {
-			for _, row := range result.Rows {
-				var values []string
-				for _, value := range row {
-					values = append(values, string(value))
-				}
-				rows = append(rows, values)
+func asking(conn *pgconn.PgConn) session.Connection { return plain{conn} }
+
+// plain asks without any settings.
+type plain struct{ *pgconn.PgConn }
+
+func (p plain) Query(ctx context.Context, queries ...string) (rows session.Rows, err error) {
+	results, err := p.Exec(ctx, strings.Join(queries, "; ")).ReadAll()
+	for _, result := range results {
+		for _, row := range result.Rows {
+			var values []string
+			for _, value := range row {
+				values = append(values, string(value))
 			}
+			rows = append(rows, values)
 		}
-		return rows, err
 	}
+	return rows, err
 }
 
 func connect(t *testing.T, server *localpg.Server, role string) *pgconn.PgConn {
@@ -74,7 +78,7 @@ func connect(t *testing.T, server *localpg.Server, role string) *pgconn.PgConn {
 
 func try(t *testing.T, conn *pgconn.PgConn, sql string) (string, error) {
 	t.Helper()
-	rows, err := asking(conn)(t.Context(), sql)
+	rows, err := asking(conn).Query(t.Context(), sql)
 	var values []string
 	for _, row := range rows {
 		values = append(values, row...)

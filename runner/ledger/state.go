@@ -29,8 +29,8 @@ type State struct {
 }
 
 // ReadState asks for the state of the ledger.
-func ReadState(ctx context.Context, ask Ask) (State, error) {
-	rows, err := ask(ctx, `SELECT version, coalesce(keep, `+strconv.Itoa(Keep)+`), (SELECT pg_catalog.count(*) FROM pglead.run), (SELECT pg_catalog.count(*) FROM pglead.lock),
+func ReadState(ctx context.Context, on session.Connection) (State, error) {
+	rows, err := on.Query(ctx, `SELECT version, coalesce(keep, `+strconv.Itoa(Keep)+`), (SELECT pg_catalog.count(*) FROM pglead.run), (SELECT pg_catalog.count(*) FROM pglead.lock),
 	(SELECT pg_catalog.count(DISTINCT key) FROM pglead.lock),
 	pg_catalog.pg_total_relation_size('pglead.run') + pg_catalog.pg_total_relation_size('pglead.lock'),
 	`+epoch("(SELECT pg_catalog.min(started) FROM pglead.run)")+`,
@@ -44,7 +44,7 @@ FROM pg_catalog.pg_namespace LEFT JOIN pglead.setting ON true WHERE nspname = 'p
 	if err != nil {
 		return State{}, err
 	}
-	row, err := session.Rows(rows).Only(0)
+	row, err := rows.Only(0)
 	if err != nil {
 		return State{}, errAnswer
 	}
@@ -60,12 +60,12 @@ FROM pg_catalog.pg_namespace LEFT JOIN pglead.setting ON true WHERE nspname = 'p
 const publishedSQL = `pg_catalog.array_to_string(ARRAY(SELECT pubname FROM pg_catalog.pg_publication WHERE puballtables ORDER BY 1), E'\n')`
 
 // Published lists the publications FOR ALL TABLES, which take the ledger's tables along.
-func Published(ctx context.Context, ask Ask) ([]string, error) {
-	rows, err := ask(ctx, "SELECT "+publishedSQL)
+func Published(ctx context.Context, on session.Connection) ([]string, error) {
+	rows, err := on.Query(ctx, "SELECT "+publishedSQL)
 	if err != nil {
 		return nil, err
 	}
-	row, err := session.Rows(rows).Only(0)
+	row, err := rows.Only(0)
 	if err != nil {
 		return nil, errAnswer
 	}
@@ -77,8 +77,8 @@ func Published(ctx context.Context, ask Ask) ([]string, error) {
 // another program has made a schema of that name, or a backup is restored in part, or without rows.
 // forRuns are those without which runs fail. An older ledger need not have what only newer functions
 // call.
-func Missing(ctx context.Context, ask Ask) (forRuns, others []string, err error) {
-	rows, err := ask(ctx, `WITH own AS (SELECT proname, prosrc FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
+func Missing(ctx context.Context, on session.Connection) (forRuns, others []string, err error) {
+	rows, err := on.Query(ctx, `WITH own AS (SELECT proname, prosrc FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
 SELECT name, use = 'run' OR EXISTS (SELECT 1 FROM own WHERE proname IN ('start_1', 'start_rest_1') AND pg_catalog.strpos(prosrc, pg_catalog.concat('pglead.', name, '(')) > 0)
 FROM (VALUES ('setting', 'run'), ('lock', 'run'), ('run', 'run'), ('start_1', 'run'), ('start_rest_1', 'run'), ('finish_1', 'run'), ('tidy_1', 'run'),
 	('due_1', 'call'), ('slots_1', 'call'), ('marker_1', 'call'),
@@ -96,7 +96,7 @@ AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = name AND relna
 	if err != nil || slices.Contains(forRuns, "pglead.setting") {
 		return forRuns, others, err
 	}
-	setting, err := ask(ctx, "SELECT 1 FROM pglead.setting")
+	setting, err := on.Query(ctx, "SELECT 1 FROM pglead.setting")
 	if len(setting) == 0 && err == nil {
 		others = append(others, "row in pglead.setting")
 	}
@@ -105,8 +105,8 @@ AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = name AND relna
 
 // Faults lists the missing privileges without which no run that uses the ledger starts: those of
 // this role, and those of the ledger's owner, with whose rights the functions write.
-func Faults(ctx context.Context, ask Ask) ([]string, error) {
-	rows, err := ask(ctx, `WITH functions AS (
+func Faults(ctx context.Context, on session.Connection) ([]string, error) {
+	rows, err := on.Query(ctx, `WITH functions AS (
 	SELECT oid, proname, proowner FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
 SELECT DISTINCT pg_catalog.format('%s has no %s on pglead.%s', pg_catalog.pg_get_userbyid(f.proowner), p.privilege, t.name)
 FROM functions AS f, (VALUES ('lock'), ('run')) AS t(name), (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS p(privilege)
@@ -127,13 +127,13 @@ ORDER BY 1`)
 
 // Prune forgets keys whose last run is older than this, and older runs of other keys, and returns
 // how many rows it removed.
-func Prune(ctx context.Context, ask Ask, older time.Duration) (gone int64, err error) {
+func Prune(ctx context.Context, on session.Connection, older time.Duration) (gone int64, err error) {
 	for _, walk := range []struct{ function, from string }{
 		{"prune_locks_1", "'-9223372036854775808', '0', '0'"},
 		{"prune_runs_1", "'-9223372036854775808', '0', '-infinity', '0'"},
 	} {
 		for from := walk.from; from != ""; {
-			rows, err := ask(ctx, fmt.Sprintf("SELECT * FROM pglead.%s(%s, %s)", walk.function, interval(older), from))
+			rows, err := on.Query(ctx, fmt.Sprintf("SELECT * FROM pglead.%s(%s, %s)", walk.function, interval(older), from))
 			if err != nil {
 				return gone, err
 			}
