@@ -107,7 +107,7 @@ type each struct {
 	ends   itemEnds
 	shared *lock.List // of all workers; nil with transactions
 
-	mu       sync.Mutex
+	mu       sync.Mutex // guards all that follows while workers run
 	tally    Tally
 	comeBack []string           // items to come back to
 	paused   []string           // items to come back to once their pause is over

@@ -91,7 +91,7 @@ type Child struct {
 	excused atomic.Bool // the guard has said what it can't kill, so it isn't killed for being late
 	late    atomic.Bool // pglead has killed the guard for being late
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards all that follows
 	orders  orderState
 	renewed boottime.Instant // the last deadline that was sent to the guard
 }

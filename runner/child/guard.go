@@ -27,7 +27,7 @@ type Guard struct {
 	control *os.File // this end of the socket pair
 	cgroup  string   // the control group that the guard makes for its commands if it may, or empty
 
-	mu       sync.Mutex
+	mu       sync.Mutex   // guards all that follows
 	renewals int          // this end of the pipe, or -1
 	unsent   []guardOrder // orders for which the socket had no room
 	sending  bool         // sendRest runs

@@ -38,7 +38,7 @@ const (
 type Error struct {
 	Kind Kind
 	Hint string // what the user can do about it, or empty
-	// Full says that a server answered and has no room now.
+	// Full says that a server is there, and has no room now.
 	Full bool
 	// LoginRejected says that a server answered, and rejected the login.
 	LoginRejected bool

@@ -84,8 +84,8 @@ func (s *Session) StartHeartbeat() {
 
 // pulse is when the next heartbeat is due.
 type pulse struct {
-	mu    sync.Mutex
-	timer timer // nil before the first one
+	mu    sync.Mutex // guards all that follows
+	timer timer      // nil before the first one
 	next  boottime.Instant
 }
 
