@@ -128,7 +128,7 @@ func (f *lookFlags) openReader(ctx context.Context, server session.Config) (*ses
 	if err == nil && standby {
 		text := "a standby answers in " + f.target() +
 			": it may lag behind the primary, and can't know whether what it shows as running still runs"
-		f.u.say(slog.LevelWarn, text, session.OnStandby().Hint, "event", "ledger")
+		f.u.say(slog.LevelWarn, text, session.StandbyError().Hint, "event", "ledger")
 	}
 	return client, err
 }

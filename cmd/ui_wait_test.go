@@ -129,7 +129,7 @@ func TestOutage(t *testing.T) {
 		time.Sleep(time.Hour)
 		o.away(refused)
 		said("pglead: k: the database is away: connect to db: refused\npglead: hint: look there\n")
-		standby := session.OnStandby()
+		standby := session.StandbyError()
 		o.away(standby)
 		said("pglead: k: no primary answers: " + standby.Error() + "\npglead: hint: " + standby.Hint + "\n")
 		o.away(session.Errorf(session.Standby, "", "another"))

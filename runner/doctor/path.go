@@ -25,7 +25,7 @@ func (x *examination) path(ctx context.Context) checkup.Check {
 	pooled := row[0] != strconv.FormatUint(uint64(x.client.BackendPID()), 10)
 	switch {
 	case pooled && !x.cfg.Transaction:
-		c := failed(session.Pooled(x.client.BackendPID(), row[0]))
+		c := failed(session.PooledError(x.client.BackendPID(), row[0]))
 		if own := directHost(x.cfg.Database); own != "" {
 			c.Advice = own + "; or use --transaction"
 		}

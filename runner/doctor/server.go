@@ -25,7 +25,7 @@ func (x *examination) server(ctx context.Context) checkup.Check {
 	version, _, _ := strings.Cut(row[0], " on ") // machine and compiler follow
 	switch number, _ := strconv.Atoi(row[1]); {
 	case number/1_00_00 < session.OldestMajor:
-		return failed(session.TooOld(row[0]))
+		return failed(session.TooOldError(row[0]))
 	case row[2] == "off":
 		return checkup.Warningf("fsync = on in postgresql.conf", "%s, with fsync off: after a crash of its machine a fencing token may be given twice", version)
 	}
@@ -53,7 +53,7 @@ func (x *examination) primary(ctx context.Context) checkup.Check {
 		return failed(err)
 	}
 	if row[0] == "t" {
-		return failed(session.OnStandby())
+		return failed(session.StandbyError())
 	}
 	up, _ := strconv.Atoi(row[1])
 	seen := fmt.Sprintf("yes, up for %v, timeline %s", time.Duration(up)*time.Second, row[2])

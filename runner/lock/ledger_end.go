@@ -69,7 +69,7 @@ func (h *Held) evaluate(ctx context.Context, columns string) (session.Rows, erro
 	if !h.cfg.Session.Quorum {
 		return h.Session.Query(ctx, "SELECT "+columns)
 	}
-	row, err := h.Session.OnSecond(ctx, columns)
+	row, err := h.Session.AskSecond(ctx, columns)
 	return session.Rows{row}, err
 }
 

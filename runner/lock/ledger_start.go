@@ -246,7 +246,7 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
 	if b.cfg.Session.Quorum {
-		row, err := b.s.OnSecond(ctx, start)
+		row, err := b.s.AskSecond(ctx, start)
 		if err != nil || len(row) == 0 {
 			return "", err
 		}

@@ -56,7 +56,7 @@ func (b *bid) tokenOnSecond(ctx context.Context) ([]string, error) {
 	if !b.cfg.Session.Quorum {
 		columns, width = columns+", pg_catalog.set_config('synchronous_commit', 'local', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')", 4
 	}
-	drawn, err := b.s.OnSecond(ctx, columns)
+	drawn, err := b.s.AskSecond(ctx, columns)
 	switch {
 	case err != nil:
 		return nil, err

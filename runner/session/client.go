@@ -72,7 +72,7 @@ func refuseStandby(ctx context.Context, pg *pgconn.PgConn) error {
 	}
 	if rowsOf(results).Is("t") {
 		goodbye(pg)
-		return OnStandby()
+		return StandbyError()
 	}
 	return nil
 }

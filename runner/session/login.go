@@ -106,9 +106,9 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	row := result.Rows[0]
 	switch {
 	case !cfg.Transaction && string(row[0]) != strconv.FormatUint(uint64(pg.PID()), 10):
-		return loginAnswers{}, Pooled(pg.PID(), string(row[0]))
+		return loginAnswers{}, PooledError(pg.PID(), string(row[0]))
 	case string(row[1]) == "t":
-		return loginAnswers{}, OnStandby()
+		return loginAnswers{}, StandbyError()
 	}
 	answers := loginAnswers{}
 	if cfg.LoginQuestion != "" {
@@ -193,16 +193,16 @@ func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats [
 	return sql, formats
 }
 
-// Pooled is the error if the server's process number for the session is not the one that the login
-// gave.
-func Pooled(ours uint32, servers string) *Error {
+// PooledError is the error if the server's process number for the session is not the one that the
+// login gave.
+func PooledError(ours uint32, servers string) *Error {
 	return unfit("connect to PostgreSQL itself, or use --transaction: a pooler gives the connection, and the lock on it, to others",
 		"there is a connection pooler in between (it calls the session %d, the server calls it %s)", ours, servers)
 }
 
 const needsPostgreSQL = "a server of PostgreSQL 14 or newer is needed"
 
-// tooOld is TooOld with the version as the server itself describes it: the server may not be
+// tooOld is TooOldError with the version as the server itself describes it: the server may not be
 // PostgreSQL.
 func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
 	version := pg.ParameterStatus("server_version")
@@ -212,11 +212,11 @@ func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
 			version = row[0]
 		}
 	}
-	return TooOld(version)
+	return TooOldError(version)
 }
 
-// TooOld is the error for a server older than OldestMajor.
-func TooOld(version string) *Error {
+// TooOldError is the error for a server older than OldestMajor.
+func TooOldError(version string) *Error {
 	return unfit(needsPostgreSQL, "the server is too old: %s", version)
 }
 
@@ -234,8 +234,8 @@ func majorVersion(pg *pgconn.PgConn) int {
 	return major
 }
 
-// OnStandby is the error for a server that is not the primary.
-func OnStandby() *Error {
+// StandbyError is the error for a server that is not the primary.
+func StandbyError() *Error {
 	return &Error{
 		Kind: Standby, Hint: "connect to the primary, or give all hosts (host=a,b,c): the primary among them is found",
 		err: errors.New("the server is a standby: its locks don't exclude anyone on the primary"),

@@ -32,7 +32,7 @@ func (s *Session) AwaitStandbys(ctx context.Context) error {
 // commitAgain is the pause before a commit that was not confirmed is repeated.
 const commitAgain = 50 * time.Millisecond
 
-// commit is OnSecond with a quorum.
+// commit is AskSecond with a quorum.
 func (s *Session) commit(ctx context.Context, columns string) ([]string, error) {
 	second, err := s.Second(ctx)
 	if err != nil {

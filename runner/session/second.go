@@ -17,11 +17,11 @@ import (
 //   - With a transaction that holds the lock (transaction.go). If that transaction wrote anything,
 //     it would hold back vacuum for as long as the command runs.
 
-// OnSecond evaluates columns, which are SQL expressions, on the second session, and returns their
+// AskSecond evaluates columns, which are SQL expressions, on the second session, and returns their
 // values. The second session has to be on the server that has the locks. With a quorum it waits
 // until the standbys have confirmed the commit, and from then on this session ends when the second
 // one does.
-func (s *Session) OnSecond(ctx context.Context, columns string) ([]string, error) {
+func (s *Session) AskSecond(ctx context.Context, columns string) ([]string, error) {
 	if s.cfg.Quorum {
 		return s.commit(ctx, columns)
 	}
@@ -73,7 +73,7 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 	return second, nil
 }
 
-// openSecond opens the second session. Without a quorum its login needs no checks: OnSecond looks
+// openSecond opens the second session. Without a quorum its login needs no checks: AskSecond looks
 // which server answers.
 func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	cfg := s.cfg
