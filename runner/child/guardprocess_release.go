@@ -30,8 +30,8 @@ func (g *guardProcess) leaveSocket() {
 		g.releaseAndDrain()
 	case g.report.Ending == LeaseOver:
 		// pglead is stopped, or the server is silent. endConnection ends the connection later. If
-		// it ended now, without a message, the waiters in line could not know yet that the holder
-		// was silent for long enough.
+		// it ended now, without a message, nobody could know yet that the holder was silent for
+		// long enough.
 		if g.req.ReleaseEndsSession && len(g.req.Release) > 0 {
 			g.sendRelease()
 		}
@@ -40,8 +40,8 @@ func (g *guardProcess) leaveSocket() {
 		// need.
 		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 	}
-	// If pglead is gone, the connection ends with the last guard that shares it: the other guards
-	// of a list may still be killing.
+	// If pglead is gone, the connection ends with the last guard that shares it: the others may
+	// still be killing.
 }
 
 // releaseUntold releases the lock if pglead was killed before it had read that the tree is dead.
@@ -93,7 +93,7 @@ func (g *guardProcess) releaseAndDrain() {
 }
 
 // sendRelease releases the lock for a pglead that is gone or stopped. The release also tells the
-// waiters that the tree is dead, so that they need not wait until it would certainly be dead. If
+// others that the tree is dead, so that they need not wait until it would certainly be dead. If
 // the session ends with the release, sendRelease ends this direction of the connection, or both if
 // the release could not be sent. If the session goes on, other guards may need the connection, and
 // it stays open.
@@ -119,9 +119,9 @@ func (g *guardProcess) sendRelease() {
 
 // drainSocket reads what the server sends, until the server ends the connection or releaseMost is
 // over. If the connection were closed earlier, the server could not send its answers, and would end
-// the session before it has carried out all of the release. The session of a list goes on after the
-// release, and its guards read from one connection. So none of them can tell the end of its own
-// answers, and each reads for all of releaseMost.
+// the session before it has carried out all of the release. A session that goes on after the
+// release may have other guards, which read from the same connection. So none of them can tell the
+// end of its own answers, and each reads for all of releaseMost.
 func (g *guardProcess) drainSocket() {
 	deadline := time.Now().Add(releaseMost)
 	rest := make([]byte, 4096)

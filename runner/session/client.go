@@ -99,7 +99,7 @@ func (c *Client) Close() {
 }
 
 // MayWrite lets all further queries write, whatever the role's default is for its transactions.
-// They don't wait for synchronous standbys: a pause has to end while these are away, too.
+// They don't wait for synchronous standbys, which may be away.
 func (c *Client) MayWrite() { c.writes = true }
 
 // Query returns the rows of all queries in one list. The queries are one transaction, unless they

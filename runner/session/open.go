@@ -20,10 +20,9 @@ import (
 //	               statement; their answers wait in the session
 //	wire           taken over from pgconn: from then on only the session reads it
 //
-// With Quorum a grant needs a second session, and Open opens both or neither. Otherwise
-// the waiters in line could fill a server, and the first of them would find no room for
-// its second session. With only Transaction there is no line, and the second session
-// is opened when the lock is free, or when the run waits for it.
+// With Quorum a grant needs a second session, and Open opens both or neither. Otherwise sessions
+// that wait for a lock could fill a server, and the first to get it would find no room for its
+// second one. With only Transaction the caller opens it when it is needed: see Second.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
 	if !cfg.Quorum {
 		return openOne(ctx, cfg)
@@ -88,7 +87,7 @@ func takeWire(pg *pgconn.PgConn, cfg Config) *Session {
 // TakeFirstTry returns the answer to Config.FirstTry, once.
 func (s *Session) TakeFirstTry() (value string, known bool) {
 	first := s.firstTry
-	if first == nil { // in each, several goroutines use the session: this must not write to it
+	if first == nil { // by now several goroutines may use the session, and nothing guards firstTry
 		return "", false
 	}
 	s.firstTry = nil

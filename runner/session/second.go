@@ -15,7 +15,7 @@ import (
 //   - With a quorum (quorum.go). Its commits hang while the standbys don't answer, and a session
 //     that hangs in a commit is not idle: the server's idle_session_timeout could not free its lock.
 //   - With a transaction that holds the lock (transaction.go). If that transaction wrote anything,
-//     it would hold back vacuum for as long as the command runs.
+//     it would hold back vacuum for as long as it is open.
 
 // AskSecond evaluates columns, which are SQL expressions, on the second session, and returns their
 // values. The second session has to be on the server that has the locks. With a quorum it waits
@@ -39,9 +39,8 @@ func (s *Session) AskSecond(ctx context.Context, columns string) ([]string, erro
 	return row[1:], nil
 }
 
-// freshen asks a session without a heartbeat for a sign of life, if the last one is old: a waiter
-// through a pooler doesn't need its second session for as long as it waits. Otherwise the heartbeat
-// would begin with a deadline that has passed.
+// freshen asks a session without a heartbeat for a sign of life, if the last one is old. Otherwise
+// the heartbeat would begin with a deadline that has passed.
 func (s *Session) freshen(ctx context.Context) error {
 	if s.beats() || s.clock.now().Sub(s.lastHeard()) < leasetime.BeatEvery(s.cfg.Lease) {
 		return nil
