@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/pglead/pglead/runner/boottime"
@@ -29,12 +28,6 @@ func (s *Session) SetHeartbeat(h Heartbeat) {
 	defer s.mu.Unlock()
 	h.Every = cmp.Or(h.Every, leasetime.BeatEvery(s.cfg.Lease))
 	s.heartbeat = h
-}
-
-func (s *Session) currentHeartbeat() Heartbeat {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.heartbeat
 }
 
 // takeRequest takes the next heartbeat's request.
@@ -70,10 +63,11 @@ func (s *Session) StartHeartbeat() {
 			s.fail(fmt.Errorf("make a timer for the heartbeat: %w", err))
 			return
 		}
-		s.pulse.mu.Lock()
-		s.pulse.timer = timer
-		s.pulse.mu.Unlock()
-		s.BeatAt(s.clock.now().Add(s.currentHeartbeat().Every))
+		s.mu.Lock()
+		s.timer = timer
+		first := s.clock.now().Add(s.heartbeat.Every)
+		s.mu.Unlock()
+		s.BeatAt(first)
 		s.beating.Go(func() { s.beat(timer) })
 		s.beating.Go(func() {
 			<-s.stop
@@ -82,40 +76,38 @@ func (s *Session) StartHeartbeat() {
 	})
 }
 
-// pulse is when the next heartbeat is due.
-type pulse struct {
-	mu    sync.Mutex // guards all that follows
-	timer timer      // nil before the first one
-	next  boottime.Instant
-}
-
-func (p *pulse) due() boottime.Instant {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.next
-}
-
 // beats says whether the heartbeat was started.
 func (s *Session) beats() bool {
-	s.pulse.mu.Lock()
-	defer s.pulse.mu.Unlock()
-	return s.pulse.timer != nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.timer != nil
 }
 
 // BeatAt sets the boot time at which the next heartbeat is sent. Later ones follow at intervals of
 // Heartbeat.Every. A heartbeat that is already on the wire does not count as the next one.
 func (s *Session) BeatAt(at boottime.Instant) {
-	deadline := s.Deadline()
-	p := &s.pulse
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.next = at
-	if p.timer == nil {
-		return
+	deadline, err := s.Deadline(), error(nil)
+	s.mu.Lock()
+	s.beatAt = at
+	if s.timer != nil {
+		err = s.timer.Set(min(at, deadline))
 	}
-	if err := p.timer.Set(min(at, deadline)); err != nil {
+	s.mu.Unlock()
+	if err != nil {
 		s.failTimer(err)
 	}
+}
+
+// nextBeat is the next heartbeat, and when it is due. If it asks nothing, the answer to any request
+// will do.
+func (s *Session) nextBeat() (beat Heartbeat, due boottime.Instant) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	beat, due = s.heartbeat, s.beatAt
+	if beat.Then == nil && !beat.commit {
+		due = max(due, s.provenAt.Add(beat.Every))
+	}
+	return beat, due
 }
 
 // failTimer ends the session because its timer has failed, unless the session is closed.
@@ -138,12 +130,10 @@ func (s *Session) beat(timer timer) {
 		if s.ExpireIfDue() {
 			return
 		}
-		now, next, beat := s.clock.now(), s.pulse.due(), s.currentHeartbeat()
-		if beat.Then == nil && !beat.commit { // the answer to any request will do
-			next = max(next, s.lastHeard().Add(beat.Every))
-		}
-		if now < next {
-			s.BeatAt(next)
+		now := s.clock.now()
+		beat, due := s.nextBeat()
+		if now < due {
+			s.BeatAt(due)
 			continue
 		}
 		s.BeatAt(now.Add(beat.Every)) // before the request, since Then may set another time
@@ -169,12 +159,6 @@ func (s *Session) beatInTurn() {
 	case <-s.done:
 	case <-s.stop:
 	}
-}
-
-func (s *Session) lastHeard() boottime.Instant {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.provenAt
 }
 
 // ExpireIfDue says whether the deadline has passed, and ends the session if so.

@@ -42,7 +42,10 @@ func (s *Session) AskSecond(ctx context.Context, columns string) ([]string, erro
 // freshen asks a session without a heartbeat for a sign of life, if the last one is old. Otherwise
 // the heartbeat would begin with a deadline that has passed.
 func (s *Session) freshen(ctx context.Context) error {
-	if s.beats() || s.clock.now().Sub(s.lastHeard()) < leasetime.BeatEvery(s.cfg.Lease) {
+	s.mu.Lock()
+	fresh := s.timer != nil || s.clock.now().Sub(s.provenAt) < leasetime.BeatEvery(s.cfg.Lease)
+	s.mu.Unlock()
+	if fresh {
 		return nil
 	}
 	return s.Ping(ctx)

@@ -90,7 +90,6 @@ type Session struct {
 	requests uint64 // how many were written so far; guarded by writing
 
 	heartbeatOnce sync.Once
-	pulse         pulse
 	beating       sync.WaitGroup // for the heartbeat, and dependOn
 	beatsInTurn   atomic.Bool    // a heartbeat waits for the connection
 
@@ -111,6 +110,8 @@ type Session struct {
 	provenAt    boottime.Instant // when the last answered request was sent
 	askedSince  boottime.Instant // when the first unanswered request was sent; if askedSince <= provenAt, no request is open
 	heartbeat   Heartbeat
+	timer       timer               // of the heartbeat, once that is started
+	beatAt      boottime.Instant    // when the next heartbeat is due
 	onAnswer    func()              // called by the reader after each answer
 	hearers     map[string]hearFunc // by channel
 	comment     describe.Comment    // before every query
