@@ -86,11 +86,11 @@ func (s *Session) beats() bool {
 // BeatAt sets the boot time at which the next heartbeat is sent. Later ones follow at intervals of
 // Heartbeat.Every. A heartbeat that is already on the wire does not count as the next one.
 func (s *Session) BeatAt(at boottime.Instant) {
-	deadline, err := s.Deadline(), error(nil)
+	var err error
 	s.mu.Lock()
 	s.beatAt = at
 	if s.timer != nil {
-		err = s.timer.Set(min(at, deadline))
+		err = s.timer.Set(min(at, s.deadline()))
 	}
 	s.mu.Unlock()
 	if err != nil {

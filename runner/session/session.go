@@ -93,10 +93,8 @@ type Session struct {
 	beating       sync.WaitGroup // for the heartbeat, and dependOn
 	beatsInTurn   atomic.Bool    // a heartbeat waits for the connection
 
-	renewing sync.Mutex // held while renewed is written
-	renewed  chan boottime.Instant
-
-	firstTry *string // the answer to cfg.FirstTry, until it is taken
+	renewed  chan boottime.Instant // the latest deadline; written with mu held
+	firstTry *string               // the answer to cfg.FirstTry, until it is taken
 
 	pid     atomic.Uint32 // the backend's; behind a pooler the pooler's, until Begin
 	holding atomic.Bool   // a transaction is open, holds the lock, and has to stay open: see transaction.go
@@ -245,6 +243,11 @@ func (s *Session) EndError() error {
 func (s *Session) Deadline() boottime.Instant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.deadline()
+}
+
+// deadline is Deadline, for a caller that holds mu.
+func (s *Session) deadline() boottime.Instant {
 	deadline := s.provenAt.Add(leasetime.HolderShare(s.cfg.Lease))
 	if s.dependsOn != nil {
 		deadline = min(deadline, s.dependsOn.Deadline())

@@ -375,16 +375,13 @@ func (s *Session) answered(rt *roundTrip) {
 // renew puts the deadline into the channel, in place of an older one. With a quorum the readers of
 // both sessions call it.
 func (s *Session) renew() {
-	s.renewing.Lock()
-	defer s.renewing.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	select {
 	case <-s.renewed:
 	default:
 	}
-	select {
-	case s.renewed <- s.Deadline():
-	default:
-	}
+	s.renewed <- s.deadline() // there is room, since nobody else writes
 }
 
 // pgError is the server's error that answers this request, or nil.
