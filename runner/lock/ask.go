@@ -32,8 +32,8 @@ func (b *bid) send(ctx context.Context, queries ...string) error {
 	return b.cfg.rejected(err)
 }
 
-// number sends a query that is answered by a number.
-func (b *bid) number(ctx context.Context, query string) (int, error) {
+// askNumber sends a query that is answered by a number.
+func (b *bid) askNumber(ctx context.Context, query string) (int, error) {
 	rows, err := b.s.Query(ctx, query)
 	if err != nil {
 		return 0, b.cfg.rejected(err)

@@ -154,7 +154,7 @@ func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
 // firstTrySQL is the SQL expression of the first try. Unless it is a list's, it travels with the
 // login as session.Config.FirstTry, and askTry takes the answer from the session.
 func (cfg *Config) firstTrySQL() string {
-	if cfg.Wait > 0 && cfg.hasLine() {
+	if cfg.Wait > 0 && cfg.announces() {
 		return advisory.TryOrArriveSQL(cfg.Claim.locks(), cfg.Claim.Gate)
 	}
 	return cfg.tryMissingSQL(cfg.Claim.locks(), false)

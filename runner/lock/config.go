@@ -16,7 +16,7 @@ type Config struct {
 	Session session.Config
 	Wait    time.Duration // 0 tries once, Forever has no end
 
-	// Description is what sessions say of the run and its host. Describe adds the settings, and a
+	// Description is what sessions say of the run and its host. describe adds the settings, and a
 	// grant adds the token.
 	Description describe.Description
 
@@ -63,13 +63,13 @@ func (cfg *Config) AttemptMost() time.Duration {
 // sessionConfig is the configuration of a session.
 func (cfg *Config) sessionConfig() session.Config {
 	of := cfg.Session
-	of.Comment = cfg.Describe().Comment()
+	of.Comment = cfg.describe().Comment()
 	return of
 }
 
-// Describe is what the sessions say of themselves before a grant: Description, and the settings by
+// describe is what the sessions say of themselves before a grant: Description, and the settings by
 // which others judge how long a command may be alive.
-func (cfg *Config) Describe() describe.Description {
+func (cfg *Config) describe() describe.Description {
 	d := cfg.Description
 	d.Lease, d.LostGrace, d.Transaction = cfg.Session.Lease, cfg.LostGrace, cfg.Session.Transaction
 	return d

@@ -43,8 +43,8 @@ func (l *List) ExchangeAll(last, next []*Item) (released, tried error) {
 	return done.released, done.tried
 }
 
-// MayExchange says whether the item's next step can be part of an exchange.
-func (i *Item) MayExchange() bool {
+// Fits says whether the item's next step can be part of an exchange.
+func (i *Item) Fits() bool {
 	if i.held != nil {
 		return i.held.endFits()
 	}
@@ -55,4 +55,4 @@ func (i *Item) MayExchange() bool {
 const MostKept = mostKept
 
 // Kept says whether the list listens until it comes back to the item.
-func (i *Item) Kept() bool { return i.returns }
+func (i *Item) Kept() bool { return i.kept }

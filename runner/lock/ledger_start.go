@@ -181,7 +181,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		return nil
 	}
 	return l.holdAfter(ctx, rest, host, func() (bool, error) {
-		open, err := b.number(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.got.Locks), b.cfg.Claim.Shared))
+		open, err := b.askNumber(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.got.Locks), b.cfg.Claim.Shared))
 		if b.lostLedger(ctx, err) {
 			return true, nil // the next question finds that out, too
 		}

@@ -159,7 +159,7 @@ func (w *waiter) takeGate(ctx context.Context, found *evidence.Look) error {
 	if w.place.has[gateLock] || !w.cfg.Claim.takesAny() && (w.cfg.Claim.Shared || !readers) {
 		return nil
 	}
-	n, err := w.number(ctx, "SELECT "+w.lineLock(gateLock).TrySQL()+"::int")
+	n, err := w.askNumber(ctx, "SELECT "+w.lineLock(gateLock).TrySQL()+"::int")
 	if err == nil && n == 1 {
 		w.place.has[gateLock] = true
 	}

@@ -69,7 +69,7 @@ func (w *waiter) callIfFew(ctx context.Context, found *evidence.Look) error {
 	if few {
 		sql = call.TrySQL()
 	}
-	n, err := w.number(ctx, "SELECT "+sql+"::int")
+	n, err := w.askNumber(ctx, "SELECT "+sql+"::int")
 	if n == 1 { // otherwise another waiter's heartbeat has the lock, and the next look comes soon
 		w.place.has[callLock] = few
 	}

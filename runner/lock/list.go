@@ -53,7 +53,7 @@ func OpenList(ctx context.Context, cfg Config, number lockkey.ID, heard func(ite
 		if l.Session, err = c.openSession(ctx, ""); err != nil {
 			return err
 		}
-		if cfg.hasLine() {
+		if cfg.announces() {
 			err = l.listen(ctx, heard)
 		}
 		if err != nil {
@@ -115,11 +115,11 @@ func (l *List) Paused(ctx context.Context, claims []Claim) ([]bool, error) {
 	return ledger.ParsePausedAmong(rows, len(locks))
 }
 
-// describe puts into the session's description the current keys, up to a maximum, and the longest
+// showKeys puts into the session's description the current keys, up to a maximum, and the longest
 // delay under way. Whoever sees that the session is silent waits for that, too. The caller holds mu.
-func (l *List) describe() {
+func (l *List) showKeys() {
 	const most = 8 // the server cuts off what is too long
-	d := l.cfg.Describe()
+	d := l.cfg.describe()
 	d.Since, d.Keys = time.Now(), nil
 	for _, i := range l.underWay {
 		d.Delay = max(d.Delay, i.delay)

@@ -64,7 +64,7 @@ func (l *List) Exchange(last, next *Item) (released, tried error) {
 
 // release releases a lock outside an exchange.
 func (i *Item) release(ctx context.Context) error {
-	if i.bid.cfg.hasLine() {
+	if i.bid.cfg.announces() {
 		// If that fails, the session is lost, or at worst somebody else runs the item again.
 		_, _ = i.list.Session.Query(ctx, "SELECT "+asyncCommitSQL+", "+i.list.endSQL(i.held))
 	}

@@ -25,7 +25,7 @@ func TestExchange(t *testing.T) {
 		of := cfg
 		of.Claim = exclusive(number)
 		i := l.Item(of, false)
-		if !i.MayExchange() {
+		if !i.Fits() {
 			t.Fatalf("the try for %d does not join", number)
 		}
 		return i
@@ -42,7 +42,7 @@ func TestExchange(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if ended(h, ledger.OK); !i.MayExchange() {
+		if ended(h, ledger.OK); !i.Fits() {
 			t.Fatal("what is held does not join")
 		}
 		return h
@@ -115,18 +115,18 @@ func TestJoins(t *testing.T) {
 	} {
 		of := cfg
 		change(&of)
-		if l.Item(of, false).MayExchange() {
+		if l.Item(of, false).Fits() {
 			t.Errorf("%s: it joins", name)
 		}
 	}
-	if l.Item(cfg, true).MayExchange() {
+	if l.Item(cfg, true).Fits() {
 		t.Error("an item to which the list comes back joins")
 	}
 	heard := l.Item(cfg, false)
 	if err := heard.KeepListening(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if heard.MayExchange() {
+	if heard.Fits() {
 		t.Error("an item that was listened for joins")
 	}
 	failed := takeItem(t, l, cfg, 12, false)
@@ -134,7 +134,7 @@ func TestJoins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ended(h, ledger.Failed); failed.MayExchange() {
+	if ended(h, ledger.Failed); failed.Fits() {
 		t.Error("an item that has failed joins")
 	}
 }

@@ -18,7 +18,7 @@ type Item struct {
 	held       *Held                 // once it has settled
 	renewed    chan boottime.Instant // the session's latest deadline
 	checkTimer *time.Timer           // to checkAfter
-	returns    bool                  // the bid listens until the next attempt
+	kept       bool                  // the bid listens until the next attempt
 	// Under the list's mu:
 	checks bool          // the heartbeat checks for requests to step down
 	delay  time.Duration // for which the lock is held before the command may start
@@ -67,7 +67,7 @@ func (i *Item) show(delay time.Duration) {
 	i.list.mu.Lock()
 	defer i.list.mu.Unlock()
 	i.delay = delay
-	i.list.describe()
+	i.list.showKeys()
 }
 
 // checkForStepDown makes the heartbeat look for requests that the item's command step down, until
@@ -88,15 +88,15 @@ func (i *Item) checkForStepDown() {
 // that, the next attempt waits for the lock-delay. Without a wait, or through a pooler, nothing is
 // heard.
 func (i *Item) KeepListening(ctx context.Context) error {
-	if i.bid.cfg.Wait == 0 || !i.bid.cfg.hasLine() {
+	if i.bid.cfg.Wait == 0 || !i.bid.cfg.announces() {
 		return nil
 	}
-	if i.returns = i.list.keep(i); i.returns {
+	if i.kept = i.list.keep(i); i.kept {
 		err := i.bid.listen(ctx)
 		if err == nil {
 			return nil
 		}
-		i.returns = false // it may not listen
+		i.kept = false // it may not listen
 		if err := i.bid.cfg.freeRejected(ctx, i.list.Session, err, []advisory.Lock{advisory.CommonMarkOf(i.id())}); err != nil {
 			return err
 		}
@@ -140,7 +140,7 @@ func (i *Item) Close() {
 	if i.checkTimer != nil {
 		i.checkTimer.Stop()
 	}
-	if i.leave() && !i.returns {
+	if i.leave() && !i.kept {
 		_ = i.bid.unlisten(context.Background()) // at worst the session still hears what it ignores
 	}
 }
@@ -156,7 +156,7 @@ func (i *Item) leave() (listens bool) {
 		l.checkForStepDowns()
 	}
 	listens = l.kept[i.id()] != nil
-	if !i.returns {
+	if !i.kept {
 		delete(l.kept, i.id())
 	}
 	return listens

@@ -21,13 +21,13 @@ func (c Claim) callsDormant() bool { return !c.Shared && c.hasOneLine() }
 // isWatched says whether the first in line watch the holder. They can watch only one.
 func (c Claim) isWatched() bool { return !c.Shared && !c.takesAny() }
 
-// hasLine says whether those who wait stand in line, where they hear of the end. In a transaction
-// they poll: through a pooler nobody can listen, and so nothing is announced either.
-func (cfg *Config) hasLine() bool { return !cfg.Session.Transaction }
+// announces says whether starts and ends are announced, so that those who wait stand in line, and
+// hear of them. In a transaction they poll: through a pooler nobody can listen.
+func (cfg *Config) announces() bool { return !cfg.Session.Transaction }
 
 // deathMatters says whether a waiter may act on the news of the command's death.
 func (cfg *Config) deathMatters() bool {
-	return cfg.LockDelay > 0 && cfg.hasLine() && !cfg.Claim.Shared
+	return cfg.LockDelay > 0 && cfg.announces() && !cfg.Claim.Shared
 }
 
 // drawsWithTry says whether a try and the draw can go in one message: one try decides, and the draw

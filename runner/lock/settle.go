@@ -68,7 +68,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	if err == nil && !b.cfg.Session.Quorum && !b.cfg.ofList { // their commits, and the next item, need it again
 		b.s.DropSecond()
 	}
-	prepareErr := b.preparation.done() // also after an error, so that what it made is undone
+	prepareErr := b.preparation.finish() // also after an error, so that what it made is undone
 	err = cmp.Or(err, prepareErr)
 	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the rest of the lease
 		err = b.s.EndError()
@@ -169,7 +169,7 @@ func (b *bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 func (b *bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.dropDraw(ctx)
 	b.got.verdict.Delay = delay
-	d := b.cfg.Describe()
+	d := b.cfg.describe()
 	d.Delay, d.Since = delay, time.Now()
 	b.show(d)
 	return b.leaveLine(ctx, session.PlainBeatQuery)
@@ -199,11 +199,11 @@ func newPreparation(s *session.Session, prepare Prepare) *preparation {
 // begin starts the call in a goroutine of its own.
 func (p *preparation) begin() {
 	p.begun = true
-	go func() { _, _ = p.call() }() // done has its error
+	go func() { _, _ = p.call() }() // finish has its error
 }
 
-// done begins the call, unless it has begun, and returns when it is over.
-func (p *preparation) done() error {
+// finish begins the call, unless it has begun, and returns when it is over.
+func (p *preparation) finish() error {
 	p.begun = true
 	_, err := p.call()
 	return err

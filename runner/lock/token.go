@@ -169,7 +169,7 @@ func (b *bid) drawAndAnnounce(ctx context.Context) error {
 
 // showHolding makes the session's comment say what it holds.
 func (b *bid) showHolding() {
-	d := b.cfg.Describe()
+	d := b.cfg.describe()
 	d.Token, d.Slot, d.Since = b.got.Token, b.got.Slot(), time.Now()
 	b.show(d)
 }

@@ -25,7 +25,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 		return session.NotPostgreSQL()
 	}
 	var queries []string
-	if b.cfg.hasLine() {
+	if b.cfg.announces() {
 		for _, l := range b.got.Locks {
 			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayloadSQL(l, drawn[0])))
 		}

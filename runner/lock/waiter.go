@@ -74,21 +74,21 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 
 // take takes the lock: it tries, waits for as long as Config.Wait allows, and then tries once more.
 // A waiter that comes back, after a loss or a pause, must not pass those in line: it makes no try
-// before its turn comes, or the time is up.
+// before its turn comes, or the time is up. Where nothing is announced there is no line.
 func (w *waiter) take(ctx context.Context) error {
-	tried := len(w.contested) == 0 || !w.cfg.hasLine()
-	if tried {
+	justTried := len(w.contested) == 0 || !w.cfg.announces()
+	if justTried {
 		if _, err := w.try(ctx); err != nil || w.complete() {
 			return err
 		}
 	}
 	if w.candidate.timeLeft() > 0 {
-		if err := w.wait(ctx); err != nil || w.complete() {
+		if err := w.awaitGrant(ctx); err != nil || w.complete() {
 			return err
 		}
-		tried = false
+		justTried = false
 	}
-	if !tried {
+	if !justTried {
 		if _, err := w.try(ctx); err != nil || w.complete() {
 			return err
 		}
@@ -96,18 +96,18 @@ func (w *waiter) take(ctx context.Context) error {
 	return w.refuse(ctx)
 }
 
-// wait waits until all that the claim asks for is granted, or the time is up: by polling or in line,
-// in that of one lock after the other.
-func (w *waiter) wait(ctx context.Context) error {
+// awaitGrant waits until all that the claim asks for is granted, or the time is up: by polling or in
+// line, in that of one lock after the other.
+func (w *waiter) awaitGrant(ctx context.Context) error {
 	w.candidate.answered()
 	w.cfg.Log.Info("waiting for the lock", "event", "waiting")
 	wait := w.poll
-	if w.cfg.hasLine() {
+	if w.cfg.announces() {
 		wait = w.standInLine
 		w.beatPlainly()
 		w.s.StartHeartbeat()
 	}
-	if err := w.preparation.done(); err != nil {
+	if err := w.preparation.finish(); err != nil {
 		return err
 	}
 	defer w.cfg.Observer.beside(ctx, w.s)()

@@ -81,8 +81,8 @@ const (
 // Channel is the NOTIFY channel of a lock.
 func Channel(id lockkey.ID) string { return "pglead.1." + id.String() }
 
-// LongestAnnounced is the longest time for which a holder's announcement can make others wait.
-const LongestAnnounced = 24 * time.Hour
+// longestAnnounced is the longest time for which a holder's announcement can make others wait.
+const longestAnnounced = 24 * time.Hour
 
 // Parse reads a payload from a lock's channel.
 func Parse(payload string) (a Announcement, ok bool) {
@@ -100,7 +100,7 @@ func Parse(payload string) (a Announcement, ok bool) {
 	}
 	// A duration that is too long is shortened. If the announcement were dropped, the one
 	// before it would count as the last.
-	most := LongestAnnounced.Milliseconds()
+	most := longestAnnounced.Milliseconds()
 	numbers[1], numbers[2] = min(numbers[1], most), min(numbers[2], most)
 	a = Announcement{
 		Word: Word(fields[0]), Token: numbers[0],

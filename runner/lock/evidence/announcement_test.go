@@ -33,7 +33,7 @@ func TestParse(t *testing.T) {
 		"started" + text[5:]:         with(func(a *Announcement) { a.Word = Started }),
 		"dead" + text[5:]:            with(func(a *Announcement) { a.Word = Dead }),
 		"left" + text[5:] + " to=7":  with(func(a *Announcement) { a.Word, a.To = Left, 7 }),
-		"clean 281474976711380 15000 9223372036854775807": with(func(a *Announcement) { a.LostGrace = LongestAnnounced }),
+		"clean 281474976711380 15000 9223372036854775807": with(func(a *Announcement) { a.LostGrace = longestAnnounced }),
 	} {
 		if got, ok := Parse(payload); !ok || got != want {
 			t.Errorf("%q is %+v, %v, want %+v", payload, got, ok, want)
@@ -80,7 +80,7 @@ func FuzzParse(f *testing.F) {
 		if !ok {
 			return
 		}
-		if a.Token < 0 || a.Lease < 0 || a.LostGrace < 0 || a.Lease > LongestAnnounced || a.LostGrace > LongestAnnounced || a.PID != 0 {
+		if a.Token < 0 || a.Lease < 0 || a.LostGrace < 0 || a.Lease > longestAnnounced || a.LostGrace > longestAnnounced || a.PID != 0 {
 			t.Errorf("%q is %+v", payload, a)
 		}
 		again := payloadOf(a)

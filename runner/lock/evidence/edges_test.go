@@ -65,7 +65,7 @@ func TestNeed(t *testing.T) {
 	h = newTold(t)
 	h.looks()
 	for i := range uint32(2 * mostStarts) {
-		h.says(1000+i, Started, int64(100+i), func(a *Announcement) { a.Lease = LongestAnnounced })
+		h.says(1000+i, Started, int64(100+i), func(a *Announcement) { a.Lease = longestAnnounced })
 		h.wants("strangers say a long lease", testDelay, true)
 	}
 }

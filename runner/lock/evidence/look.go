@@ -156,7 +156,7 @@ func parseSeat(row []string) (s Seat, ok bool) {
 	}
 	if d, ok := describe.Parse(row[seatQuery]); ok && d.Request > 0 {
 		// A holder in its own delay waits for earlier commands, which may live longer.
-		s.Outlives = min(max(leasetime.DeadAfter(d.Lease, d.LostGrace), d.Delay), LongestAnnounced)
+		s.Outlives = min(max(leasetime.DeadAfter(d.Lease, d.LostGrace), d.Delay), longestAnnounced)
 		if s.Opened != "" && !d.Transaction {
 			s.Request, s.Changed, s.Age = d.Request, row[seatChanged], RequestAge(row[seatAge])
 		}

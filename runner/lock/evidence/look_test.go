@@ -31,8 +31,8 @@ func TestSeats(t *testing.T) {
 		"/*pglead lease='30s'*/ SELECT 1":                    {}, // an older version's
 		"/*pglead beat='x',lease='30s'*/ ":                   {},
 		"/*pglead beat='0',lease='30s'*/ ":                   {},
-		"/*pglead beat='1',lease='3000h'*/":                  {LongestAnnounced, 1},
-		"/*pglead beat='1',delay='3000h'*/":                  {LongestAnnounced, 1},
+		"/*pglead beat='1',lease='3000h'*/":                  {longestAnnounced, 1},
+		"/*pglead beat='1',delay='3000h'*/":                  {longestAnnounced, 1},
 		"/*pglead beat='1',delay='-3h'*/":                    {0, 1}, // otherwise any silence would be long enough
 		"/*pglead beat='1',lease='30s',delay='1h'*/":         {time.Hour, 1},
 		"/*pglead beat='1',lease='30s',mode='transaction'*/": {20 * time.Second, 0}, // nobody watches it
