@@ -43,7 +43,7 @@ type Config struct {
 	Observer Observer
 	Log      *slog.Logger
 
-	ofList bool // the lock is that of an item of a List
+	ofList bool // the session is a List's: it outlives the lock, has others, and stands in no line
 }
 
 // Forever is a wait without end.
