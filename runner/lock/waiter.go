@@ -192,29 +192,19 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, news <-chan struct{
 
 // tryNow tries once, or many times if the lock is about to be freed.
 func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
-	burst := w.turn.ClearTry()
+	try, burst := w.try, w.turn.ClearTry()
+	if burst {
+		try = w.tryOften
+	}
 	w.tryLater()
 	if err := w.askRoles(ctx); err != nil {
 		return false, err
 	}
-	if burst {
-		granted, err = w.tryOften(ctx)
-	} else {
-		granted, err = w.try(ctx)
-	}
-	if err != nil || granted {
-		return granted, err
-	}
-	if burst {
-		if err := w.askRoles(ctx); err != nil { // another session may have had the lock meanwhile, and announced it
-			return false, err
-		}
-		w.noteRefusal(w.refused())
-	}
-	if w.unknownHolder || burst {
+	granted, err = try(ctx)
+	if err == nil && !granted && (burst || w.unknownHolder) {
 		w.turn.LookAt = time.Now()
 	}
-	return false, nil
+	return granted, err
 }
 
 // burstTries is how many tries one statement makes: the first at once, the next burstFast of them
@@ -232,9 +222,9 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	if draws {
 		queries = append(queries, w.drawQuery(locks, w.leaveSQL()...))
 	}
-	ctx, cancel := untilAnswered(ctx)
+	later, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := w.s.Ask(ctx, session.Request{SQL: queries})
+	answers, err := w.s.Ask(later, session.Request{SQL: queries})
 	if err != nil {
 		// If the ledger failed, settle finds out more.
 		if !draws || !w.drawStartsRun(locks) || answeredError(err) == nil || len(answers[0]) == 0 {
@@ -243,7 +233,9 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 		draws = false
 	}
 	if len(answers[0]) == 0 {
-		return false, nil
+		err := w.askRoles(ctx) // another session may have had the lock meanwhile, and announced it
+		w.noteRefusal(w.refused())
+		return false, err
 	}
 	row, err := answers[0].Only(1)
 	if err != nil {
