@@ -54,7 +54,7 @@ func OpenList(ctx context.Context, cfg Config, number lockkey.ID, heard func(ite
 			return err
 		}
 		if cfg.announces() {
-			err = l.listen(ctx, heard)
+			err = l.listenForEnds(ctx, heard)
 		}
 		if err != nil {
 			l.Session.Close()

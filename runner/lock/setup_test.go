@@ -30,7 +30,7 @@ takeover, line_silence, relay, slowrelay, clock_linux, reconnect                
 several, slots, shared, conflicts, prepared                                              the claim
 nonsense_answers, names                                                                  what servers, and sessions' names, say
 token, interrupted, warmup, release, full_queue                                          the start and the end
-transaction, transaction_trips, quorum, list, list_exchange, list_news, list_deadlines, canceled  other ways to hold
+transaction, transaction_trips, quorum, list, list_exchange, list_ends, list_deadlines, canceled  other ways to hold
 ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, ledger_pause          the ledger
 ledger_close_dead                                                                        open runs that a start closes
 setup, leak, export                                                                       for all tests

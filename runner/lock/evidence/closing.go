@@ -154,17 +154,17 @@ func (e *Evidence) forget(w heardEnd, also func(knownStart) bool) bool {
 func (e *Evidence) RolesWanted() (pids []uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	note := func(pid uint32) {
+	want := func(pid uint32) {
 		if _, known := e.seen[pid]; !known && len(pids) < mostWords && !slices.Contains(pids, pid) {
 			pids = append(pids, pid)
 		}
 	}
 	for _, w := range e.ends {
-		note(w.PID)
+		want(w.PID)
 	}
 	for _, s := range e.starts {
 		if s.kind == ofSession {
-			note(s.pid)
+			want(s.pid)
 		}
 	}
 	return pids

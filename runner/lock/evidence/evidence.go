@@ -128,15 +128,15 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	case Started:
 		e.noteStart(knownStart{pid: pid, token: a.Token, outlives: deadAfter(a)})
 	case Clean, Dead:
-		e.note(a)
+		e.noteEnd(a)
 		e.applyWords()
 	case Left:
 	}
 	return a, true
 }
 
-// note adds the word of a tenure's end, which applyWords will apply.
-func (e *Evidence) note(a Announcement) {
+// noteEnd adds the word of a tenure's end, which applyWords will apply.
+func (e *Evidence) noteEnd(a Announcement) {
 	if len(e.ends) == mostWords {
 		e.ends = slices.Delete(e.ends, 0, 1)
 	}
@@ -239,7 +239,7 @@ func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
 		e.starts = slices.DeleteFunc(e.starts, func(known knownStart) bool { return known.kind == ofUnknown && known.noted > said })
 	case e.shared && s.Shared, slices.ContainsFunc(e.ends, isOver):
 	case s.Ended && s.Token != 0:
-		e.note(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
+		e.noteEnd(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
 	default:
 		seen := knownStart{pid: s.PID, token: s.Token, outlives: s.Outlives}
 		if s.PID == 0 { // it holds the lock by a prepared transaction

@@ -27,9 +27,9 @@ func (l *List) endSQL(h *Held) string {
 	return notifySQL(l.channel(), "'"+h.Locks[0].String()+" "+end+"'")
 }
 
-// listen makes the session's reader call heard with each end of a list's item that another session
+// listenForEnds makes the session's reader call heard with each end of a list's item that another session
 // tells from now on.
-func (l *List) listen(ctx context.Context, heard func(item lockkey.ID, ok bool)) error {
+func (l *List) listenForEnds(ctx context.Context, heard func(item lockkey.ID, ok bool)) error {
 	l.Session.OnNotify(l.channel(), func(_ uint32, payload string) {
 		fields := strings.Fields(payload)
 		if len(fields) < 2 || fields[1] != "ok" && fields[1] != "failed" {
