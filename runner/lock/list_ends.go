@@ -27,8 +27,8 @@ func (l *List) endSQL(h *Held) string {
 	return notifySQL(l.channel(), "'"+h.Locks[0].String()+" "+end+"'")
 }
 
-// listenForEnds makes the session's reader call heard with each end of a list's item that another session
-// tells from now on.
+// listenForEnds makes the session's reader call heard with each end of a list's item that another
+// session tells from now on.
 func (l *List) listenForEnds(ctx context.Context, heard func(item lockkey.ID, ok bool)) error {
 	l.Session.OnNotify(l.channel(), func(_ uint32, payload string) {
 		fields := strings.Fields(payload)

@@ -58,7 +58,9 @@ func (b *bid) usesLedger() bool {
 //	                 a reader announces left, not clean, and its name does   Held.wordQuery,
 //	                 not show its end                                        Held.releaseParts
 //	                 a reader that comes back ends no former session         endFormerQuery
-//	in a transaction waiters poll                                            waiter.poll
+//	in a transaction the locks are the transaction's: it tries, and ends     tryInTransaction,
+//	                 with the release                                        endTransaction
+//	                 waiters poll                                            waiter.poll
 //	                 the token comes from a second session                   drawOnSecond
 //	quorum           what counts is what the standbys have confirmed, on a   drawOnSecond, noteEnds,
 //	                 second session                                          Session.AwaitStandbys
