@@ -66,8 +66,8 @@ func (c Claim) audienceQuery(locks []advisory.Lock) string {
 		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, othersInLinesOf(c.linesFor(locks)...))
 }
 
-// othersInLinesOf is an SQL condition for the locks that other sessions have for their places in any
-// of these lines: tickets and marks.
+// othersInLinesOf is an SQL condition for the locks that other sessions have for their places in
+// any of these lines: tickets and marks.
 func othersInLinesOf(lines ...lockkey.ID) string {
 	return "locktype = 'advisory' AND granted AND pid <> pg_catalog.pg_backend_pid() AND " + advisory.InLinesOf(lines...)
 }

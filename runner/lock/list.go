@@ -38,8 +38,8 @@ type List struct {
 	kept     map[lockkey.ID]*bid // bids that listen until the list comes back to their items
 }
 
-// mostKept limits the items to whose locks a list listens: each takes two of the server's locks, and
-// all sessions share some thousands of those.
+// mostKept limits the items to whose locks a list listens: each takes two of the server's locks,
+// and all sessions share some thousands of those.
 const mostKept = 64
 
 // OpenList opens a session for the list of this number. It waits as Acquire does. With each end of
@@ -116,7 +116,8 @@ func (l *List) Paused(ctx context.Context, claims []Claim) ([]bool, error) {
 }
 
 // showKeys puts into the session's description the current keys, up to a maximum, and the longest
-// delay under way. Whoever sees that the session is silent waits for that, too. The caller holds mu.
+// delay under way. Whoever sees that the session is silent waits for that, too. The caller holds
+// mu.
 func (l *List) showKeys() {
 	const most = 8 // the server cuts off what is too long
 	d := l.cfg.describe()

@@ -30,8 +30,8 @@ type exchanged struct{ released, tried error }
 const mostParts = 256
 
 // Exchange releases the lock of the last item, whose command has ended, and tries for that of the
-// next. Either may be nil. It tells the other workers on the list of the end. If possible, one round
-// trip does all that, with what other workers ask for meanwhile.
+// next. Either may be nil. It tells the other workers on the list of the end. If possible, one
+// round trip does all that, with what other workers ask for meanwhile.
 func (l *List) Exchange(last, next *Item) (released, tried error) {
 	ctx := context.Background() // each request ends at the latest when the session does
 	p := exchangePart{done: make(chan exchanged, 1)}

@@ -62,7 +62,8 @@ func (i *Item) Settle(ctx context.Context) (*Held, error) {
 	return h, nil
 }
 
-// show notes how long the lock is held before the command may start, and describes the session anew.
+// show notes how long the lock is held before the command may start, and describes the session
+// anew.
 func (i *Item) show(delay time.Duration) {
 	i.list.mu.Lock()
 	defer i.list.mu.Unlock()
@@ -134,8 +135,8 @@ func (i *Item) giveBack(ctx context.Context) error {
 	return i.held.Release(ctx)
 }
 
-// Close ends the attempt. The lock is free by now, or was lost. Unless KeepListening was called, the
-// session stops listening for the item.
+// Close ends the attempt. The lock is free by now, or was lost. Unless KeepListening was called,
+// the session stops listening for the item.
 func (i *Item) Close() {
 	if i.checkTimer != nil {
 		i.checkTimer.Stop()

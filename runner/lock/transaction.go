@@ -64,8 +64,8 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 }
 
 // endTransaction releases the locks, and announces nothing. If the server rejects a query, such as
-// the COMMIT, since somebody has canceled it, the locks are free all the same, and the end has still
-// to be noted.
+// the COMMIT, since somebody has canceled it, the locks are free all the same, and the end has
+// still to be noted.
 func (h *Held) endTransaction(ctx context.Context) error {
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.finishQueries(h.end, h.endCommit()), "COMMIT")})
 	switch {

@@ -96,8 +96,8 @@ func (w *waiter) take(ctx context.Context) error {
 	return w.refuse(ctx)
 }
 
-// awaitGrant waits until all that the claim asks for is granted, or the time is up: by polling or in
-// line, in that of one lock after the other.
+// awaitGrant waits until all that the claim asks for is granted, or the time is up: by polling or
+// in line, in that of one lock after the other.
 func (w *waiter) awaitGrant(ctx context.Context) error {
 	w.candidate.answered()
 	w.cfg.Log.Info("waiting for the lock", "event", "waiting")

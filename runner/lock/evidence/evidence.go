@@ -52,9 +52,9 @@ const (
 // Before the mark: until it is taken, what would be ended counts as running. Taking it makes that
 // quiet, unless a clean end shows that it came after the mark (NoteMark).
 //
-// Some words remove a start without closing it (forget). If none is open then, the state is ended if
-// an end is known, else quiet. If a start is heard while a silent session is being ended, the state
-// stays running.
+// Some words remove a start without closing it (forget). If none is open then, the state is ended
+// if an end is known, else quiet. If a start is heard while a silent session is being ended, the
+// state stays running.
 //
 // A stranger's words can only make the waiter wait, and for no longer than the waiter's own
 // settings do. A word is credible if its session was seen to hold the lock, or has the role of the
@@ -284,8 +284,8 @@ func (v Verdict) And(other Verdict) Verdict {
 	return Verdict{Delay: max(v.Delay, other.Delay), CoversEarlier: v.CoversEarlier && other.CoversEarlier}
 }
 
-// WithoutEvidence is the verdict of a waiter that knows nothing. A lock-delay that is shorter than a
-// command may live covers no earlier one.
+// WithoutEvidence is the verdict of a waiter that knows nothing. A lock-delay that is shorter than
+// a command may live covers no earlier one.
 func WithoutEvidence(lockDelay, lease time.Duration) Verdict {
 	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay >= leasetime.DeadAfter(lease, 0)}
 }

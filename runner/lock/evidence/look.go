@@ -59,8 +59,8 @@ const mostSeats = 72
 // functions instead of the views that are made of them: the views are slower, and a session's first
 // query would have to read their definitions. What a session shows of itself is asked for last, and
 // of few sessions: with a hundred in line, asking it of all took three quarters of the time. If
-// nobody has a lock or a ticket, the answer is one row without a seat, since a bid that stands in no
-// line has to know its own role, too.
+// nobody has a lock or a ticket, the answer is one row without a seat, since a bid that stands in
+// no line has to know its own role, too.
 func LookQuery(ids []lockkey.ID, line lockkey.ID, listeners int) string {
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
 	SELECT *, %[1]s AND %[7]s AS mark, CASE WHEN %[1]s AND %[8]s AND granted THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
