@@ -50,7 +50,7 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 	if err := lost[0].Err(); err != nil {
 		lost[0].cfg.Observer.away(err) // an outage that lead reports later is counted from this moment
 	}
-	announceDeaths(ctx, lost[0].cfg.deathMatters(), lost...)
+	announceDeaths(ctx, true, lost...)
 }
 
 // ReportEndAfterLoss is for a session that was lost after the command's end. On a new session it
@@ -63,7 +63,7 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 		ctx, cancel = context.WithTimeout(ctx, lateMost)
 		defer cancel()
 	}
-	announceDeaths(ctx, h.cfg.deathMatters() && !h.cfg.ofList, h)
+	announceDeaths(ctx, !h.cfg.ofList, h)
 }
 
 // reportUnstarted tells the ledger and the waiters, on a new session, that no command runs. It is for
@@ -73,20 +73,21 @@ func (w *waiter) reportUnstarted(ctx context.Context) {
 	h := w.got.unstarted()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateMost)
 	defer cancel()
-	announceDeaths(ctx, h.mayAnnounceEnd() && h.cfg.deathMatters(), h)
+	announceDeaths(ctx, h.mayAnnounceEnd(), h)
 }
 
 // announceDeaths opens a new session, on which it notes the ends in the ledger, if the ledger has
-// the runs, and announces the deaths, if tellWaiters says so.
+// the runs, and announces the deaths, if tellWaiters says so and a waiter may act on the news.
 func announceDeaths(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	var owing *Held // a run whose end the ledger still needs, or nil
 	if i := slices.IndexFunc(lost, func(h *Held) bool { return h.owes() }); i >= 0 {
 		owing = lost[i]
 	}
+	cfg := lost[0].cfg
+	tellWaiters = tellWaiters && cfg.LockDelay > 0 && cfg.announces() && !cfg.Claim.Shared
 	if !tellWaiters && owing == nil {
 		return
 	}
-	cfg := lost[0].cfg
 	cfg.SayAttemptAfter(cfg.LockDelay)
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0)))
 	defer cancel()

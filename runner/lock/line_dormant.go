@@ -80,7 +80,7 @@ func (w *waiter) callIfFew(ctx context.Context, found *evidence.Look) error {
 // ledger nobody needs a call, since the ledger says how a holder ended.
 func (w *waiter) toCall() crowd.ToCall {
 	switch {
-	case w.usesLedger() || !w.cfg.Claim.callsDormant():
+	case w.usesLedger() || w.cfg.Claim.Shared || !w.cfg.Claim.hasOneLine():
 		return crowd.NoneToCall
 	case w.got.toCall == crowd.NoneToCall && w.candidate.foundFull:
 		return crowd.SomeAbsent

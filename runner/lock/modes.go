@@ -15,31 +15,14 @@ func (c Claim) takesOne() bool { return c.Gate == nil && len(c.IDs) == 1 }
 // their lines count, and no waiter calls the dormant ones.
 func (c Claim) hasOneLine() bool { return c.takesAny() || c.takesOne() }
 
-// callsDormant says whether a holder may have to call dormant waiters.
-func (c Claim) callsDormant() bool { return !c.Shared && c.hasOneLine() }
-
-// isWatched says whether the first in line watch the holder. They can watch only one.
-func (c Claim) isWatched() bool { return !c.Shared && !c.takesAny() }
-
 // announces says whether starts and ends are announced, so that those who wait stand in line, and
 // hear of them. In a transaction they poll: through a pooler nobody can listen.
 func (cfg *Config) announces() bool { return !cfg.Session.Transaction }
-
-// deathMatters says whether a waiter may act on the news of the command's death.
-func (cfg *Config) deathMatters() bool {
-	return cfg.LockDelay > 0 && cfg.announces() && !cfg.Claim.Shared
-}
 
 // drawsWithTry says whether a try and the draw can go in one message: one try decides, and the draw
 // is not on another session.
 func (cfg *Config) drawsWithTry() bool {
 	return cfg.Claim.takesOne() && !cfg.Session.UsesSecondSession()
-}
-
-// canExchange says whether, in a list, the release of one lock and the try for the next can go in
-// one message, too.
-func (cfg *Config) canExchange() bool {
-	return cfg.drawsWithTry() && !cfg.Claim.Shared
 }
 
 // usesLedger says whether the run goes by a ledger: every start then learns how the last run ended.
