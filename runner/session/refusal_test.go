@@ -45,6 +45,10 @@ func TestSecondRefused(t *testing.T) {
 			t.Errorf("%s: %+v", refused.Message, e)
 		}
 	}
+	var e *Error
+	if !errors.As(s.secondError(&Error{Kind: Unreachable, LoginRejected: true, Full: true, err: errors.New("full")}), &e) || !e.LoginRejected || !e.Full {
+		t.Errorf("a rejected login: %+v", e)
+	}
 }
 
 // TestRefusalHints: if a single statement helps, it is in the hint, with names as SQL writes them.

@@ -153,5 +153,5 @@ func (s *Session) secondError(err error) error {
 	if s.cfg.Transaction && e.Kind == Unreachable && hint == "" {
 		hint = "each grant takes a second connection for a moment: the pooler's pool has to leave one free"
 	}
-	return &Error{Kind: e.Kind, Hint: hint, Full: e.Full, err: fmt.Errorf("the second session: %w", e)}
+	return &Error{Kind: e.Kind, Hint: hint, Full: e.Full, LoginRejected: e.LoginRejected, err: fmt.Errorf("the second session: %w", e)}
 }
