@@ -85,7 +85,7 @@ func (o *options) config(cmd *cobra.Command, keys, args []string) (runner.Config
 			LostGrace:     o.lostGrace.value,
 			LockDelay:     o.delay(cmd.Flags(), o.lostGrace.value),
 			PrivateServer: db.private,
-			Ledger:        o.remembering(),
+			Ledger:        o.ledgerUse(),
 			Log:           o.u.log,
 		},
 		Path:             path,
@@ -101,9 +101,9 @@ func (o *options) config(cmd *cobra.Command, keys, args []string) (runner.Config
 	}, nil
 }
 
-// remembering is what the flags, after check, ask of a ledger. The tick is that of this
+// ledgerUse is what the flags, after check, ask of a ledger. The tick is that of this
 // process's start, before it waits for anything.
-func (o *options) remembering() ledger.Use {
+func (o *options) ledgerUse() ledger.Use {
 	use := ledger.Use{Mode: ledger.Mode(o.ledger.value)}
 	if o.oncePer != "" {
 		per, _ := ledger.ParsePeriod(o.oncePer)

@@ -46,10 +46,8 @@ func Main(args []string) int {
 	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
 		addCompletions(root)
 	}
-	switch {
-	case called == "", called == "help", called == "completion", isCommand(called):
-	case called[0] != '-' && !strings.HasPrefix(called, cobra.ShellCompRequestCmd):
-		args = args[:1] // --help would show all commands and succeed
+	if isUnknown(called) {
+		args = args[:1] // otherwise --help would show all commands and succeed
 	}
 	root.SetArgs(args)
 	err := root.Execute()
@@ -83,6 +81,12 @@ func wantsJSON(args []string) bool {
 // isCommand says whether a command has this name.
 func isCommand(name string) bool {
 	return slices.ContainsFunc(commands(), func(c command) bool { return c.name == name })
+}
+
+// isUnknown says whether the first argument looks like a command, and is none.
+func isUnknown(called string) bool {
+	known := called == "" || called == "help" || called == "completion" || isCommand(called)
+	return !known && called[0] != '-' && !strings.HasPrefix(called, cobra.ShellCompRequestCmd)
 }
 
 // newRootCmd makes only the command that is called or, if no command has that name, all

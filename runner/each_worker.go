@@ -217,7 +217,7 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 	}
 	outcome, err := r.runCommand(ctx)
 	if r.child != nil {
-		w.guard = r.child.Guard()
+		w.guard = r.child.ReusableGuard()
 		w.brief = w.guard != nil
 	}
 	j.logEnd(outcome, err)
@@ -315,7 +315,7 @@ func (w *worker) forget(j *job) {
 
 // aheadMost is how long a lock that was fetched ahead is kept while the worker is busy: others skip
 // the item meanwhile. It is as long as a brief command may last, since a worker fetches ahead only
-// after a brief command, and expects another (see child.Child.Guard).
+// after a brief command, and expects another (see child.Child.ReusableGuard).
 const aheadMost = 20 * time.Millisecond
 
 // fetched is what was fetched ahead: the next item, whose lock the worker now has, or nil.

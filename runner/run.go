@@ -186,18 +186,17 @@ func (r *run) childConfig() child.Config {
 }
 
 // socketLinger is how long the guard of a stopped pglead keeps the connection open, and so the lock
-// held, when the tree is dead. The waiters in line need that time to see that the holder is silent.
-// Behind a pooler nobody sees it, so there the time is 0. Other commands under the same session are
-// dead a lease later. Usually the server has ended the session by then. A server blocked in a write
-// to a stopped pglead's unix socket waits for ever, so the guard must close it.
+// held, when the tree is dead. Then it closes it: a server that is blocked in a write to a stopped
+// pglead's unix socket would wait for ever. Mostly the server has ended the session before.
 func (r *run) socketLinger() time.Duration {
+	lease := r.cfg.Lock.Session.Lease
 	switch {
-	case r.cfg.Lock.Session.Transaction:
+	case r.cfg.Lock.Session.Transaction: // behind a pooler nobody sees the silence
 		return 0
-	case r.sharesSession:
-		return r.cfg.Lock.Session.Lease
+	case r.sharesSession: // by then the other commands under the session are dead, too
+		return lease
 	}
-	return leasetime.ForKill(r.cfg.Lock.Session.Lease) + seeSilence
+	return leasetime.ForKill(lease) + seeSilence // the waiters in line see that the holder is silent
 }
 
 // seeSilence is how long those in line may take to see that a holder is silent: the 2 s that the

@@ -90,6 +90,7 @@ type command interface {
 //	3/5  Session.beat, ExpireIfDue          the deadline passes
 //	     Session.fail                       notes the reason, and closes Done
 //	     lockLost, Child.TellLost           tells the guard to end the tree; starts the hook --on-lost
+//	     guardProcess.obey                  begins that
 //	     guardProcess.checkTime             the guard's own alarm, in case this process is stopped
 //	     guardProcess.terminate, killRound  SIGTERM, if there is a grace; SIGKILL, in rounds
 //	     Child.killGuard, Guards.finishFor  if the guard is too slow, pglead kills in its place
@@ -119,16 +120,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		defer ticker.Stop()
 		tick = ticker.C
 	}
-	for _, sig := range s.kept {
-		if sig.at < s.command.Born().Add(execTakes) {
-			// The command did not exist yet, so it has missed even a signal that the terminal sent
-			// to all.
-			s.command.Signal(sig.Signal)
-		} else {
-			s.command.Forward(sig.Signal)
-		}
-		s.signalled(sig.Signal)
-	}
+	s.replayKept()
 	for {
 		s.observer.SayAlive(s.lease)
 		select {
@@ -156,8 +148,22 @@ func (s *supervision) supervise() (Outcome, error) {
 	}
 }
 
-// execTakes is about the time from a process's fork to its exec. In that time the terminal's SIGINT
-// kills it, so it does no harm to send another.
+// replayKept passes on the signals that came while the command was being started. One that came
+// before the command was there is sent to it in any case. A later one is forwarded, as in the select:
+// the terminal may have sent it to the command, too.
+func (s *supervision) replayKept() {
+	for _, sig := range s.kept {
+		if sig.at < s.command.Born().Add(execTakes) {
+			s.command.Signal(sig.Signal)
+		} else {
+			s.command.Forward(sig.Signal)
+		}
+		s.signalled(sig.Signal)
+	}
+}
+
+// execTakes is about the time from a process's fork to its exec. A signal that the terminal sends in
+// that time kills the process, so it does no harm to send another.
 const execTakes = time.Millisecond
 
 // after is the channel of a timer, or nil for 0.

@@ -66,7 +66,7 @@ type Config struct {
 	// this one, so SocketLinger has to be as long as they may live.
 	SharesSocket bool
 
-	// KeepGuard keeps the guard for another command, if it can take one (see Child.Guard). Such
+	// KeepGuard keeps the guard for another command, if it can take one (see Child.ReusableGuard). Such
 	// commands run in the guard's session, each in a group of its own. KeepGuard has no effect with
 	// a terminal, since a terminal sends signals to sessions and groups.
 	KeepGuard bool
@@ -192,7 +192,7 @@ func (c *Child) offer(e Event) {
 	}
 }
 
-// Signal sends a signal to the command itself.
+// Signal sends a signal to the command itself or, if that has ended, to all that it left running.
 func (c *Child) Signal(sig unix.Signal) { c.order(msgSignal, int64(sig)) }
 
 // killPatience is how long the guard may take after an order to kill. A guard that can't kill a

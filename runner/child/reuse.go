@@ -10,7 +10,7 @@ package child
 //	guardProcess.firstInstants   the command was dead within 20 ms, and nothing else happened
 //	guardProcess.untilDead       it exited, and nothing of it is left; the report says Ready
 //	Child.handOn                 pglead has sent no order that would reach the next command
-//	Child.Guard                  pglead takes the guard from the Child for the next command
+//	Child.ReusableGuard                  pglead takes the guard from the Child for the next command
 //	guardProcess.receive         the next command begins anew, with a deadline of its own
 //
 // Such commands run in the guard's session, each in a group of its own (guardProcess.start).
@@ -39,11 +39,11 @@ func (c *Child) handOn() bool {
 	return true
 }
 
-// Guard is the guard if it is ready for another command, or nil. It is ready with
+// ReusableGuard is the guard if it is ready for another command, or nil. It is ready with
 // Config.KeepGuard, if the command ended by itself within an instant and left nothing
-// behind, and nobody gave an order. Guard may be called after Done. The caller has to use
+// behind, and nobody gave an order. ReusableGuard may be called after Done. The caller has to use
 // or close the guard.
-func (c *Child) Guard() *Guard {
+func (c *Child) ReusableGuard() *Guard {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.orders != guardHandedOn {

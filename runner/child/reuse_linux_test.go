@@ -43,7 +43,7 @@ func usedGuard(t *testing.T, socket syscall.Conn, cfg child.Config, during func(
 		if r.Ending != child.Exited || r.Killed != 0 {
 			t.Fatalf("%+v", r)
 		}
-		if g := c.Guard(); g != nil {
+		if g := c.ReusableGuard(); g != nil {
 			return g
 		}
 	}
@@ -64,7 +64,7 @@ func startAgain(t *testing.T, g *child.Guard, cfg child.Config, role string, arg
 	t.Cleanup(func() {
 		c.Kill()
 		<-c.Done()
-		if next := c.Guard(); next != nil {
+		if next := c.ReusableGuard(); next != nil {
 			next.Close()
 		}
 	})
@@ -100,7 +100,7 @@ func TestAgainIsAsBefore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return regexp.MustCompile(`/proc/\d+/`).ReplaceAllString(string(text), "/proc/N/"), c.Guard()
+		return regexp.MustCompile(`/proc/\d+/`).ReplaceAllString(string(text), "/proc/N/"), c.ReusableGuard()
 	}
 	first, g := looks(newGuard(t, nil), "first")
 	if g != nil {
@@ -172,7 +172,7 @@ func TestNotAgain(t *testing.T) {
 			}
 		}
 		await(t, c)
-		if c.Guard() != nil {
+		if c.ReusableGuard() != nil {
 			t.Errorf("%s: the guard is to have another command", name)
 		}
 		for began := time.Now(); unix.Kill(guard, 0) != unix.ESRCH; time.Sleep(time.Millisecond) {
@@ -229,7 +229,7 @@ func TestAgainKills(t *testing.T) {
 		ending := kill(c)
 		r := await(t, c)
 		assertDead(t, pids)
-		if r.Ending != ending || c.Guard() != nil {
+		if r.Ending != ending || c.ReusableGuard() != nil {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
@@ -314,7 +314,7 @@ func TestManyRenewals(t *testing.T) {
 			c.Renew(far().Add(time.Duration(n*1000+i) * time.Second))
 		}
 		await(t, c)
-		if g = c.Guard(); g == nil {
+		if g = c.ReusableGuard(); g == nil {
 			g = usedGuard(t, nil, child.Config{}, nil)
 		}
 	}

@@ -40,7 +40,7 @@ var (
 )
 
 // StartCommand makes the guard start the command, and returns when the command runs. The caller
-// must not use the guard any more, with or without an error; Child.Guard may return it for another
+// must not use the guard any more, with or without an error; Child.ReusableGuard may return it for another
 // command. Errors are
 //
 //	*LookupError    the command can't be executed

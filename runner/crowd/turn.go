@@ -13,28 +13,28 @@ import (
 //
 //	event                                     what follows                                     by
 //	a look                                    the next look after nextLook                     Seen
-//	a look shows no holder                    the first tries at once; if others know more of  Seen
+//	a look shows no holder                    rank 1 tries at once; if others know more of     Seen
 //	                                          the last holder, after TurnPatience; not with a
 //	                                          gate
 //	a second look in a row shows none         ranks 1 to triesWhatsFree try at once            Seen
 //	a watch begins                            the next look after some leases                  WatchBegins
 //	a look shows no token, but a new request  the next look soon                               LookAt
-//	nobody watches, nor is about to try       the first tries after tryEvery                   TryLater
+//	nobody watches, nor is about to try       rank 1 tries after tryEvery                      TryLater
 //	started is heard                          no try; the first few look after lookAtNew       Started
 //	started is heard from a stranger          ranks 1 to triesWhatsFree look within            Started
 //	                                          lookAtOnce, and try as before
-//	clean, dead or left is heard              a try after delay: a burst, if this waiter       Ended
-//	                                          is the first, or is named
+//	clean, dead or left is heard              a try after delay: a burst, if this waiter has   Ended
+//	                                          rank 1, or is named
 //	a call                                    a look at once                                   LookAt
 //	the watch: the holder is silent, or       a look at once                                   WatchEnds
 //	does something else
-//	the watch: the lock is free               a look at once; the first tries at once, unless  WatchEnds
+//	the watch: the lock is free               a look at once; rank 1 tries at once, unless     WatchEnds
 //	                                          its turn is near
 //	a silent session is ended                 a burst at once                                  Burst
-//	a try                                     no other try is planned                          ClearTry
+//	a try                                     no other try is planned                          TakeTry
 //	a try is refused                          a look at once after a burst, or if no known     LookAt
 //	                                          holder explains it
-//	the waiter becomes dormant                no try                                           ClearTry
+//	the waiter becomes dormant                no try                                           TakeTry
 type Turn struct {
 	Own   uint32        // the waiter's session
 	Lease time.Duration // the waiter's
@@ -61,8 +61,8 @@ func (t *Turn) Next() time.Time {
 // TriesBy says whether a try is planned for that time or before.
 func (t *Turn) TriesBy(at time.Time) bool { return !t.tryAt.IsZero() && !at.Before(t.tryAt) }
 
-// ClearTry forgets the planned try, and says whether that try was to be a burst.
-func (t *Turn) ClearTry() (burst bool) {
+// TakeTry forgets the planned try, and says whether that try was to be a burst.
+func (t *Turn) TakeTry() (burst bool) {
 	burst = t.burst
 	t.tryAt, t.burst = time.Time{}, false
 	return burst

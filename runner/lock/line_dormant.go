@@ -27,7 +27,7 @@ import (
 // goDormant makes the waiter dormant, and cancels its turn: if it took the lock now, it
 // would have heard nothing of the last holder.
 func (w *waiter) goDormant(ctx context.Context) error {
-	w.turn.ClearTry()
+	w.turn.TakeTry()
 	w.unwatch() // otherwise the end of the watch would later replace this heartbeat
 	w.s.SetHeartbeat(session.Heartbeat{
 		Every:   crowd.HearCall(w.cfg.Session.Lease),

@@ -44,7 +44,7 @@ func (w *waiter) watchHolder(ctx context.Context, found *evidence.Look) error {
 		w.unwatch()
 		return nil
 	}
-	silent, again := w.watched.silence(s, found)
+	silent, again := w.watched.noteLooked(s, found)
 	// A newcomer that sorts before this waiter, since the server's clock was set back, has seen less
 	// of the silence. So the best rank counts.
 	if !again || found.Rank < w.watched.rank {

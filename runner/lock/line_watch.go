@@ -161,17 +161,18 @@ func (w *watch) forgetRequest() {
 	w.last, w.since = evidence.Seat{}, 0
 }
 
-// silence is how long a holder has been silent, if its latest request was seen before.
-func (w *watch) silence(s evidence.Seat, found *evidence.Look) (silent time.Duration, again bool) {
+// noteLooked notes a holder's request, as a look shows it, and says how long the holder has been
+// silent, if that request was seen before.
+func (w *watch) noteLooked(s evidence.Seat, found *evidence.Look) (silent time.Duration, again bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	since, again := w.sees(s, found.Received)
+	since, again := w.noteSeen(s, found.Received)
 	return found.Sent.Sub(since), again
 }
 
-// sees notes a holder's latest request, and says since when it has been seen and whether it
+// noteSeen notes a holder's latest request, and says since when it has been seen and whether it
 // was seen before. The caller holds mu.
-func (w *watch) sees(s evidence.Seat, received boottime.Instant) (since boottime.Instant, again bool) {
+func (w *watch) noteSeen(s evidence.Seat, received boottime.Instant) (since boottime.Instant, again bool) {
 	again = s.SameRequest(w.last)
 	if !again {
 		w.last, w.since = s, received
@@ -191,7 +192,7 @@ func (w *watch) judge(of evidence.Seat, ask askPace, received boottime.Instant, 
 		return shouldLook, 0
 	}
 	of.Request, of.Changed = d.Request, row[2]
-	since, again := w.sees(of, received)
+	since, again := w.noteSeen(of, received)
 	left := since.Add(w.enough).Sub(received)
 	switch {
 	case !again:
@@ -204,12 +205,11 @@ func (w *watch) judge(of evidence.Seat, ask askPace, received boottime.Instant, 
 
 // unwatch ends the watch, if there is one.
 func (w *waiter) unwatch() {
-	on := &w.watched
-	on.mu.Lock()
-	was := on.is
-	on.is = off
-	on.mu.Unlock()
-	if was != off {
+	w.watched.mu.Lock()
+	found := w.watched.is
+	w.watched.is = off
+	w.watched.mu.Unlock()
+	if found != off {
 		w.beatPlainly()
 	}
 }

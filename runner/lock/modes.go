@@ -2,8 +2,9 @@ package lock
 
 // A lock can be held in several ways, which a claim may combine: several locks, slots (Claim.Gate),
 // shared (Claim.Shared), in a transaction and with a quorum (fields of the session's Config), of a
-// list (List), and with a ledger. First comes what follows from them for more than one file; the
-// table at the end has the rest.
+// list (List), and with a ledger. First comes what follows from them for more than one file. To add
+// one: its field, a row in the table at the end, and its flag; then see what each question here, and
+// each use of the other fields, has to answer for it.
 
 // takesAny says whether any one of the locks will do.
 func (c Claim) takesAny() bool { return c.Gate != nil }
@@ -11,8 +12,9 @@ func (c Claim) takesAny() bool { return c.Gate != nil }
 // takesOne says whether the claim is to one lock, and no other will do.
 func (c Claim) takesOne() bool { return c.Gate == nil && len(c.IDs) == 1 }
 
-// hasOneLine says whether all who wait for the claim stand in one line. Otherwise all marks of
-// their lines count, and no waiter calls the dormant ones.
+// hasOneLine says whether all who wait for the claim stand in one line. Otherwise the bid also takes
+// the common marks of the lines in which it has no ticket (lacksCommon), and no waiter calls the
+// dormant ones.
 func (c Claim) hasOneLine() bool { return c.takesAny() || c.takesOne() }
 
 // announces says whether starts and ends are announced, so that those who wait stand in line, and
@@ -31,7 +33,7 @@ func (b *bid) usesLedger() bool {
 	return use && err == nil
 }
 
-// This is different in one place each:
+// These are the chief differences, and where they are. Smaller ones stand where the fields are used.
 //
 //	several locks    they are taken one after the other, with a place in     bid.try, waiter.join
 //	                 the line of the next one

@@ -192,7 +192,7 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, news <-chan struct{
 
 // tryNow tries once, or many times if the lock is about to be freed.
 func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
-	try, burst := w.try, w.turn.ClearTry()
+	try, burst := w.try, w.turn.TakeTry()
 	if burst {
 		try = w.tryOften
 	}

@@ -87,7 +87,7 @@ func takeWire(pg *pgconn.PgConn, cfg Config) *Session {
 // TakeFirstTry returns the answer to Config.FirstTry, once.
 func (s *Session) TakeFirstTry() (value string, known bool) {
 	first := s.firstTry
-	if first == nil { // by now several goroutines may use the session, and nothing guards firstTry
+	if first == nil { // as in a list, whose goroutines so only read it: nothing guards firstTry
 		return "", false
 	}
 	s.firstTry = nil

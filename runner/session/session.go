@@ -9,7 +9,10 @@
 //
 // Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and
 // the reader), heartbeat.go (the lease), session.go (the loss, and the end). transaction.go,
-// second.go and quorum.go are for poolers and quorums, client.go for commands that only ask.
+// second.go and quorum.go are for poolers and quorums, client.go for commands that only ask. The rest
+// is there to be looked up: dsn.go, sources.go and address.go say where the server is, standbys.go
+// and age.go what kind of server it is, errors.go and sqlstate.go what an error means; rows.go,
+// intake.go and encoding.go read its answers.
 package session
 
 import (

@@ -74,7 +74,8 @@ func (s *Session) Query(ctx context.Context, queries ...string) (Rows, error) {
 	return slices.Concat(answers...), err
 }
 
-// Row asks a question whose answer is a single row: see Rows.Only.
+// Row asks a question whose answer is a single row (Rows.Only). If the question commits, and a
+// synchronous standby may not have confirmed that, it is an error (askConfirmed).
 func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, error) {
 	rt, err := s.askConfirmed(ctx, Request{SQL: []string{sql}})
 	if err != nil {

@@ -154,7 +154,7 @@ func (n *node) beDormant(then func()) {
 	}
 	n.unmarked = n.unmarked || n.marked
 	n.hears, n.marked, n.knows, n.mail = false, false, nothing, nil
-	n.turn.ClearTry()
+	n.turn.TakeTry()
 	n.unwatch()
 	n.request(n.s.costs.beat, then)
 }
@@ -236,7 +236,7 @@ func (n *node) tryLater() { n.turn.TryLater(n.s.time(), n.watched != nil) }
 
 // try takes the lock if it is free.
 func (n *node) try() {
-	burst := n.turn.ClearTry()
+	burst := n.turn.TakeTry()
 	n.tryLater()
 	n.request(n.s.costs.beat, func() {
 		if n.l.holder == nil {

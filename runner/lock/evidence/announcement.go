@@ -14,11 +14,15 @@ import (
 // holder whose command is dead. So holders announce their starts and ends on a NOTIFY channel, one
 // for each lock.
 //
-// The section "On the wire" of runner/README.md has the name of the channel and the form of the
-// payloads, and "Taking over" what clean, dead and all mean. LEASE and GRACE tell how long the
-// command can live: it is dead 2/3 LEASE + GRACE after the holder could last be sure of its lock,
-// and after LEASE at the latest. More fields may be added at the end. A payload of any other form
-// is ignored.
+//	started TOKEN LEASE GRACE [shared]
+//	clean TOKEN LEASE GRACE [all] [lsn=LSN] [to=PID]
+//	dead TOKEN LEASE GRACE [all]
+//	left, with the same fields as clean
+//
+// LEASE and GRACE tell how long the command can live: it is dead 2/3 LEASE + GRACE after the holder
+// could last be sure of its lock, and after LEASE at the latest. More fields may be added at the
+// end. A payload of any other form is ignored. In runner/README.md "On the wire" has the name of the
+// channel and the units, and "Taking over" what clean, dead and all mean.
 //
 //   - started is said if anyone listens, in the transaction that draws the token. A list's session
 //     says it even if nobody listens. So does a session with a quorum, which says it only after
