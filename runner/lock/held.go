@@ -26,7 +26,17 @@ type Held struct {
 	// end means that the commands of all earlier holders are dead, too.
 	verdict evidence.Verdict
 
-	drawn                             // zero before the draw
+	// The draw of the token tells these; dropDraw forgets them.
+
+	// Token grows with every start in this cluster: the timeline in the upper 16 bits, the
+	// transaction number that this start used up in the lower 48. It is 0 before the draw.
+	Token int64
+	// SystemID names the cluster that the token belongs to.
+	SystemID string
+	owed     []advisory.Lock // the ledger still needs the end under these; nil if it doesn't have the run
+	listened bool            // somebody in line listened at the draw
+	toCall   crowd.ToCall    // in line: the draw knows of dormant ones, and waiter.toCall of others
+
 	asked     *atomic.Bool            // to step down
 	stepDowns chan StepDown           // the first request
 	renewed   <-chan boottime.Instant // the item's share of the session's deadlines, in a list
@@ -40,18 +50,6 @@ type Held struct {
 	calling  bool       // the session calls those in line
 	since    time.Time  // when bid.settle was done, and the command could start
 	stays    time.Time  // the session stays until then, after the release
-}
-
-// drawn is what the draw of the token has told. Whoever draws anew forgets all of it.
-type drawn struct {
-	// Token grows with every start in this cluster: the timeline in the upper 16 bits, the
-	// transaction number that this start used up in the lower 48.
-	Token int64
-	// SystemID names the cluster that the token belongs to.
-	SystemID string
-	owed     []advisory.Lock // the ledger still needs the end under these; nil if it doesn't have the run
-	listened bool            // somebody in line listened at the draw
-	toCall   crowd.ToCall    // in line: the draw knows of dormant ones, and waiter.toCall of others
 }
 
 // nothingHeld is what a bid has before it has got anything.

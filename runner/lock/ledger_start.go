@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
@@ -100,7 +101,8 @@ func (b *bid) dropDraw(ctx context.Context) {
 			return // reportUnstarted stops it
 		}
 	}
-	b.got.drawn = drawn{}
+	b.got.Token, b.got.SystemID = 0, ""
+	b.got.owed, b.got.listened, b.got.toCall = nil, false, crowd.NoneToCall
 }
 
 // noteEvidence puts into the proof what has been announced so far, and whether the locks have

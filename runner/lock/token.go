@@ -116,7 +116,7 @@ func (b *bid) noteDrawn(rows session.Rows) error {
 		return session.NotPostgreSQL()
 	}
 	row := rows[0] // the others say the same
-	b.got.drawn = drawn{listened: row[drawnListens] == "t"}
+	b.got.listened = row[drawnListens] == "t"
 	if row[drawnStarted] == ledger.Started {
 		b.got.owed = b.got.Locks
 	}
