@@ -76,19 +76,19 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 // A waiter that comes back, after a loss or a pause, must not pass those in line: it makes no try
 // before its turn comes, or the time is up. Where nothing is announced there is no line.
 func (w *waiter) take(ctx context.Context) error {
-	justTried := len(w.contested) == 0 || !w.cfg.announces()
-	if justTried {
+	mayTry := len(w.contested) == 0 || !w.cfg.announces()
+	if mayTry {
 		if _, err := w.try(ctx); err != nil || w.complete() {
 			return err
 		}
 	}
-	if w.candidate.timeLeft() > 0 {
+	mayWait := w.candidate.timeLeft() > 0
+	if mayWait {
 		if err := w.awaitGrant(ctx); err != nil || w.complete() {
 			return err
 		}
-		justTried = false
 	}
-	if !justTried {
+	if mayWait || !mayTry {
 		if _, err := w.try(ctx); err != nil || w.complete() {
 			return err
 		}
