@@ -99,7 +99,7 @@ type tried struct {
 	arrived bool // the try was refused, and took the arrival lock
 }
 
-// askTry makes a try. The answer to the first one came with the login.
+// askTry makes a try. The answer to the first one may have come with the login (firstTrySQL).
 func (b *bid) askTry(ctx context.Context) (tried, error) {
 	value, known := b.s.TakeFirstTry()
 	if !known {
@@ -128,7 +128,7 @@ func (b *bid) parseTry(value string) (tried, error) {
 }
 
 // trySQL is an SQL expression that takes what is missing, as try describes it. parseTry reads its
-// value. A list's bid makes its first try here: it has no login of its own to carry it.
+// value.
 func (b *bid) trySQL() string {
 	if b.cfg.ofList && !b.listens() {
 		return b.cfg.firstTrySQL()
@@ -151,8 +151,11 @@ func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
 	return advisory.TryAllSQL(missing, advisory.Lock.TryInTurnSQL)
 }
 
-// firstTrySQL is the SQL expression of the first try. Unless it is a list's, it travels with the
-// login as session.Config.FirstTry, and askTry takes the answer from the session.
+// firstTrySQL is the SQL expression of the first try. It travels with the login, in the same round
+// trip, as session.Config.FirstTry, and askTry takes the answer from the session. There are three
+// exceptions. A list's session serves many bids, so each sends its own first try. With a quorum the
+// lock is not tried for before the second session is open (session.Open). A returning candidate has
+// a place in line, and must not overtake those before it (Candidate.attempt), so it makes none.
 func (cfg *Config) firstTrySQL() string {
 	if cfg.Wait > 0 && cfg.announces() {
 		return advisory.TryOrArriveSQL(cfg.Claim.locks(), cfg.Claim.Gate)

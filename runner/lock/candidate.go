@@ -96,7 +96,7 @@ func (c *Candidate) persist(ctx context.Context, attempt func() error) error {
 // attempt is what Acquire does with one session.
 func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error) {
 	firstTry := ""
-	if !c.returned { // a returning candidate has a place in line, and must not overtake those before it
+	if !c.returned {
 		firstTry = c.cfg.firstTrySQL()
 	}
 	s, err := c.openSession(ctx, firstTry)

@@ -8,31 +8,28 @@
 // new session, or its silence. Otherwise the lock-delay has to pass (package evidence). A ledger
 // may also say that the command is dead, or make a first try wait.
 //
-// Six words are enough to follow one run:
+// Ten words are enough to follow one run:
 //
 //	claim      the locks that a run wants: all of them or, with a gate, any one
 //	candidate  a process that wants a claim, and opens a new session when it lost one
 //	bid        a claim on one session, as far as it is granted: it tries for what is missing
+//	refused    a try is refused if others hold the lock, and so is a run that gives up for
+//	           that reason. A try that the server answers with an error is rejected
+//	contested  others have the lock, or may have had it while the bid did not listen, so
+//	           that it takes evidence to start at once
 //	waiter     a candidate's bid, and what it knows of its line while it waits
+//	verdict    how long a granted lock is held without a command: not at all or, where there
+//	           is no evidence, for the lock-delay
+//	draw       the query that makes the token, and announces the start with it (drawQuery)
 //	held       what a bid has got so far: locks, and later the token
-//	settle     the steps from the last lock to the start: the lock-delay, the token, the ledger
+//	settle     the steps from the last lock to the start: the delay, the draw, the ledger
 //
 // The others are here to be looked up. About one run:
 //
-//	first try  travels with the login, in the same round trip (firstTrySQL); bid.try takes
-//	           its answer. A session makes it before it stands in line, or not at all
-//	refused    a try is refused if others hold the lock, and so is a run that gives up for
-//	           that reason. A try that the server answers with an error is rejected
-//	draw       the query that makes the token, and announces the start with it (drawQuery)
-//	tenure     one holding of the locks, from the draw to the end
-//
-// What a waiter knows:
-//
-//	watch       the question about the holder alone that the first in line ask with their
-//	            heartbeats
-//	contested   others have the lock, or may have had it while the bid did not listen, so
-//	            that it takes evidence to start at once
-//	lock-delay  how long the lock is held without a command where there is no evidence
+//	first try       what a session tries before it stands in line, if it may (firstTrySQL)
+//	second session  draws the token, where that of the lock can't (token_second.go)
+//	announce        tell those who listen what becomes of a lock, by NOTIFY (announce.go)
+//	tenure          one holding of the locks, from the draw to the end
 //
 // In pglead each, instead of a candidate and a waiter:
 //
@@ -45,6 +42,8 @@
 //	line     the waiters, each with a ticket
 //	place    a bid's place in line: its ticket, and other locks that it has for that. Its rank
 //	         is the number of the place, from 1
+//	watch    the question about the holder alone that the first in line ask with their
+//	         heartbeats
 //	burst    many tries in one statement, when the lock is about to be freed
 //	dormant  a waiter so far behind that it doesn't listen
 //
@@ -57,7 +56,7 @@
 // This is how one run takes and releases its locks:
 //
 //	Candidate.Acquire    candidate.go  sessions come and go
-//	  attempt                          opens one; the first try travels with the login
+//	  attempt                          opens one; its login may carry the first try
 //	    waiter.acquire   waiter.go     again after each pause in the ledger
 //	      take                         bid.try and, if it is refused, waits: in line or by poll
 //	        standInLine                joins the line (line.go), sleeps, decides, tries and looks
