@@ -37,10 +37,11 @@ type bid struct {
 }
 
 // newBid returns a bid on a session, which it does not close. contested says that others may have
-// had the locks since the caller's last session or pass, while the caller did not listen.
-func newBid(s *session.Session, cfg Config, contested bool) *bid {
+// had the locks since the caller's last session or pass, while the caller did not listen. prepare
+// is nil if there is nothing to prepare.
+func newBid(s *session.Session, cfg Config, contested bool, prepare Prepare) *bid {
 	b := &bid{
-		s: s, cfg: cfg, preparation: newPreparation(s, nil), news: make(chan struct{}, 1),
+		s: s, cfg: cfg, preparation: newPreparation(s, prepare), news: make(chan struct{}, 1),
 		evidence: map[lockkey.ID]*evidence.Evidence{}, contested: map[lockkey.ID]bool{},
 	}
 	b.got = b.nothingHeld()

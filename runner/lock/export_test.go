@@ -15,8 +15,10 @@ func OfList(cfg Config) Config {
 // Bid is a bid, whose steps tests take one by one.
 type Bid = bid
 
-// NewBid is newBid.
-func NewBid(s *session.Session, cfg Config, contested bool) *Bid { return newBid(s, cfg, contested) }
+// NewBid is newBid, with nothing to prepare.
+func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
+	return newBid(s, cfg, contested, nil)
+}
 
 func (b *Bid) Try(ctx context.Context) (granted bool, err error) { return b.try(ctx) }
 func (b *Bid) Settle(ctx context.Context) (*Held, error)         { return b.settle(ctx) }

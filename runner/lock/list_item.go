@@ -34,7 +34,7 @@ func (l *List) Item(cfg Config, returning bool) *Item {
 	defer l.mu.Unlock()
 	if i.bid = l.kept[id]; i.bid == nil {
 		cfg.ofList = true
-		i.bid = newBid(l.Session, cfg, returning)
+		i.bid = newBid(l.Session, cfg, returning, nil)
 	}
 	i.bid.item = i
 	l.underWay[id] = i

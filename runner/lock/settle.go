@@ -185,8 +185,7 @@ type preparation struct {
 	call  func() (abandon func(), err error) // only once, however often it is called
 }
 
-// newPreparation returns a preparation that has not begun. prepare is nil if there is nothing to
-// prepare.
+// newPreparation returns a preparation that has not begun.
 func newPreparation(s *session.Session, prepare Prepare) *preparation {
 	return &preparation{call: sync.OnceValues(func() (abandon func(), err error) {
 		if prepare != nil {

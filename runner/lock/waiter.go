@@ -37,10 +37,10 @@ const mostHeard = 256
 // candidate's last session, if it had one.
 func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
 	w := &waiter{
-		bid: newBid(s, c.cfg, c.returned), candidate: c,
+		bid: newBid(s, c.cfg, c.returned, prepare), candidate: c,
 		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
-	w.preparation, w.heard = newPreparation(s, prepare), make(chan evidence.Announcement, mostHeard)
+	w.heard = make(chan evidence.Announcement, mostHeard)
 	if c.former != nil {
 		w.place.ticket = c.former.place.ticket
 	}
