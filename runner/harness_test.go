@@ -161,7 +161,7 @@ func (l *playedLock) Asked() bool                     { return l.asked.Load() }
 func (l *playedLock) StepDowns() <-chan lock.StepDown { return l.stepDowns }
 func (l *playedLock) Prefer(host string)              { l.preferred = host }
 
-func (l *playedLock) NoteEnd(context.Context) <-chan struct{} {
+func (l *playedLock) RecordEnd(context.Context) <-chan struct{} {
 	l.noted = true
 	done := make(chan struct{})
 	go func() {

@@ -17,8 +17,8 @@ func (s *supervision) linger() (asked Asked) {
 	case rest > 0:
 		s.log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
 		s.observer.SayAlive(rest + s.lease)
-		noted := s.held.NoteEnd(context.Background()) // the end of the session ends this, too
-		defer func() { <-noted }()
+		recorded := s.held.RecordEnd(context.Background()) // the end of the session ends this, too
+		defer func() { <-recorded }()
 	case !s.held.Asked():
 		return 0
 	}

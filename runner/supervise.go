@@ -60,7 +60,7 @@ type heldLock interface {
 	Asked() bool // to step down
 	StepDowns() <-chan lock.StepDown
 	Prefer(host string)
-	NoteEnd(ctx context.Context) (done <-chan struct{})
+	RecordEnd(ctx context.Context) (done <-chan struct{})
 }
 
 // command is what supervision needs of a *child.Child.

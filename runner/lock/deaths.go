@@ -25,7 +25,7 @@ import (
 //	or given up, before its command's reportUnstarted     stopped                dead, unless a
 //	start, but after the announcement                                            delay began
 //
-// If the ledger's note is canceled in a release, a new session repeats that alone (noteRejected).
+// If the record is canceled in a release, a new session repeats that alone (handleRejectedRecord).
 //
 // A session may also be lost between bid.settle and the command's start. A run reports that as a
 // loss after the end. A list reports it as a loss while the command ran: the start was announced,
@@ -104,7 +104,7 @@ func announceDeaths(ctx context.Context, tellWaiters bool, lost ...*Held) {
 			if tellWaiters {
 				cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
 			} else {
-				lost[0].warnUnnoted(err)
+				lost[0].warnUnrecorded(err)
 			}
 			return
 		}

@@ -43,13 +43,13 @@ type Held struct {
 
 	// Once it has settled:
 
-	end      ledger.End // of the command
-	unnoted  bool       // the ledger lacks the run under a lock, and no warning has said so yet
-	showsEnd bool       // the session's name will show the end
-	prefers  string     // the host that is to have the lock next
-	calling  bool       // the session calls those in line
-	since    time.Time  // when bid.settle was done, and the command could start
-	stays    time.Time  // the session stays until then, after the release
+	end        ledger.End // of the command
+	unrecorded bool       // the ledger lacks the run under a lock, and no warning has said so yet
+	showsEnd   bool       // the session's name will show the end
+	prefers    string     // the host that is to have the lock next
+	calling    bool       // the session calls those in line
+	since      time.Time  // when bid.settle was done, and the command could start
+	stays      time.Time  // the session stays until then, after the release
 }
 
 // nothingHeld is what a bid has before it has got anything.
@@ -116,8 +116,8 @@ func (h *Held) Release(ctx context.Context) error {
 		return h.endTransaction(ctx)
 	}
 	if h.cfg.Session.Quorum {
-		if err := insistOn(func() error { return h.noteEnds(ctx) }); err != nil {
-			h.warnUnnoted(err)
+		if err := insistOn(func() error { return h.recordEnds(ctx) }); err != nil {
+			h.warnUnrecorded(err)
 		}
 	}
 	queries, unlock := h.releaseParts()
@@ -154,11 +154,11 @@ func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err err
 	case !released:
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
 	case h.onlyLedgerFailed(err, answers):
-		h.noteRejected(ctx, err)
+		h.handleRejectedRecord(ctx, err)
 	case err != nil && !h.isArrivalTimeout(err):
 		h.warnUnannounced(err)
 	case err == nil && !h.cfg.Session.Quorum:
-		h.checkNoted(answers)
+		h.checkRecorded(answers)
 	}
 	return nil
 }

@@ -13,20 +13,20 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// The end of a run is noted in the ledger before its lock is released. Then the next start need
+// The end of a run is recorded in the ledger before its lock is released. Then the next start need
 // not wait for a lock-delay, even on a node that has heard nothing.
 
 // SetEnd sets how the command ended, for the ledger. Without a call, the ledger says that the
 // command was stopped or, after ReportLostRuns, that it was lost.
 func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
-// NoteEnd notes in the ledger how the command ended, for a holder that keeps the lock for a while:
+// RecordEnd records in the ledger how the command ended, for a holder that keeps the lock a while:
 // otherwise the end would be unknown if this process died meanwhile. When it has tried that, it
 // closes done; only then may the lock be released. If the try fails, it says nothing, and the
-// release tries again. In a transaction nothing is noted before the commit. With a lease so short
-// that the session would be lost while the ledger waits for its tables, only the release notes the
-// end.
-func (h *Held) NoteEnd(ctx context.Context) (done <-chan struct{}) {
+// release tries again. In a transaction nothing is recorded before the commit. With a lease so
+// short that the session would be lost while the ledger waits for its tables, only the release
+// records the end.
+func (h *Held) RecordEnd(ctx context.Context) (done <-chan struct{}) {
 	const ledgerWaits = 4 * time.Second // its functions have a lock_timeout of 3 s
 	lease := h.cfg.Session.Lease
 	silence := leasetime.HolderShare(lease) - leasetime.BeatEvery(lease) // the last answer may be as old as a heartbeat
@@ -34,15 +34,15 @@ func (h *Held) NoteEnd(ctx context.Context) (done <-chan struct{}) {
 	go func() {
 		defer close(tried)
 		if !h.cfg.Session.Transaction && silence >= ledgerWaits {
-			_ = h.noteEnds(ctx)
+			_ = h.recordEnds(ctx)
 		}
 	}()
 	return tried
 }
 
-// noteEnds notes the end for one lock after the other, and returns the first error. Each query may
-// wait for the ledger's tables, so it is a request by itself, whose answer renews the lease.
-func (h *Held) noteEnds(ctx context.Context) error {
+// recordEnds records the end for one lock after the other, and returns the first error. Each query
+// may wait for the ledger's tables, so it is a request by itself, whose answer renews the lease.
+func (h *Held) recordEnds(ctx context.Context) error {
 	for len(h.owed) > 0 {
 		for i, columns := range h.finishColumns(h.owed[0], h.end, h.endCommit()) {
 			if i > 0 { // it only tidies up, and waits for no disk. The next end would do that, too.
@@ -53,13 +53,13 @@ func (h *Held) noteEnds(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			h.unnoted = h.unnoted || !h.notes(rows)
+			h.unrecorded = h.unrecorded || !h.recorded(rows)
 		}
 		h.owed = h.owed[1:]
 	}
-	if h.unnoted {
-		h.warnUnnoted(errNoRun)
-		h.unnoted = false
+	if h.unrecorded {
+		h.warnUnrecorded(errNoRun)
+		h.unrecorded = false
 	}
 	return nil
 }
@@ -73,8 +73,8 @@ func (h *Held) evaluate(ctx context.Context, columns string) (session.Rows, erro
 	return session.Rows{row}, err
 }
 
-// finishQueries are the queries that note an end in the ledger, for the locks for which that isn't
-// done yet. commit is their synchronous_commit.
+// finishQueries are the queries that record an end in the ledger, for the locks for which that
+// isn't done yet. commit is their synchronous_commit.
 func (h *Held) finishQueries(end ledger.End, commit string) (queries []string) {
 	for _, l := range h.owed {
 		for _, columns := range h.finishColumns(l, end, commit) {
@@ -84,14 +84,14 @@ func (h *Held) finishQueries(end ledger.End, commit string) (queries []string) {
 	return queries
 }
 
-// finishColumns are those queries for one lock without their SELECT; the first notes the end. They
-// are sent when the command is dead, before the locks are released.
+// finishColumns are those queries for one lock without their SELECT; the first records the end.
+// They are sent when the command is dead, before the locks are released.
 func (h *Held) finishColumns(l advisory.Lock, end ledger.End, commit string) (list []string) {
 	end.Outcome = cmp.Or(end.Outcome, ledger.Stopped)
 	return end.FinishColumns(l.ID, h.Token, l.Shared, commit)
 }
 
-// endCommit is the synchronous_commit of an end that this process notes. If a crash of the server
+// endCommit is the synchronous_commit of an end that this process records. If a crash of the server
 // loses it, the next start waits for its lock-delay. With a tick (--once-per) it would also repeat
 // a success, so then the commit waits for the disk.
 func (h *Held) endCommit() string {
@@ -104,11 +104,11 @@ func (h *Held) endCommit() string {
 	return "off"
 }
 
-// checkNoted warns if the answers to finishQueries, and maybe to others, don't show that the ledger
-// has noted the end for each lock, or if noteEnds has found that out and not yet said so.
-func (h *Held) checkNoted(answers []session.Rows) {
-	if h.unnoted || h.owes(answers...) {
-		h.warnUnnoted(errNoRun)
+// checkRecorded warns if the answers to finishQueries, and maybe to others, don't show that the
+// ledger has the end for each lock, or if recordEnds has found that out and not yet said so.
+func (h *Held) checkRecorded(answers []session.Rows) {
+	if h.unrecorded || h.owes(answers...) {
+		h.warnUnrecorded(errNoRun)
 	}
 }
 
@@ -116,31 +116,31 @@ func (h *Held) checkNoted(answers []session.Rows) {
 func (h *Held) owes(answers ...session.Rows) bool {
 	left := len(h.owed)
 	for _, rows := range answers {
-		if h.notes(rows) {
+		if h.recorded(rows) {
 			left--
 		}
 	}
 	return left > 0
 }
 
-// notes says whether the rows show that the ledger has noted the end for one lock.
-func (h *Held) notes(rows session.Rows) bool {
+// recorded says whether the rows show that the ledger has the end for one lock.
+func (h *Held) recorded(rows session.Rows) bool {
 	return len(rows) == 1 && len(rows[0]) == 2 && rows[0][1] == strconv.FormatInt(h.Token, 10)
 }
 
 var errNoRun = errors.New("the ledger has no such run of this role under way")
 
 // onlyLedgerFailed says whether the server has rejected queries about the end of a run that the
-// ledger has, and its answers don't show that the ledger has noted the end for each lock. The locks
+// ledger has, and its answers don't show that the ledger has the end for each lock. The locks
 // are released in any case.
 func (h *Held) onlyLedgerFailed(err error, answers []session.Rows) bool {
 	return answeredError(err) != nil && h.owes(answers...)
 }
 
-// noteRejected is for the note of an end that the server has rejected with err in a release. If
-// somebody has canceled the note, a new session repeats it: that of the lock may have ended with
-// the release. The locks are free by now. A start that comes before the note waits for it.
-func (h *Held) noteRejected(ctx context.Context, err error) {
+// handleRejectedRecord is for the record of an end that the server has rejected with err in a
+// release. If somebody has canceled it, a new session repeats it: that of the lock may have ended
+// with the release. The locks are free by now. A start that comes before the record waits for it.
+func (h *Held) handleRejectedRecord(ctx context.Context, err error) {
 	if session.HasCode(err, session.QueryCanceled) {
 		announceDeaths(ctx, false, h)
 		return
@@ -150,12 +150,12 @@ func (h *Held) noteRejected(ctx context.Context, err error) {
 
 // warnRejected warns that the ledger was probably not told how the command ended, since the server
 // has rejected that with err.
-func (h *Held) warnRejected(err error) { h.warnUnnoted(ledger.Rejected(err, "the ledger")) }
+func (h *Held) warnRejected(err error) { h.warnUnrecorded(ledger.Rejected(err, "the ledger")) }
 
-// warnUnnoted warns that the ledger was not told how the command ended. If the ledger is gone, or
-// has no such run, the next start may have nothing to wait for, and the warning doesn't say that it
-// waits.
-func (h *Held) warnUnnoted(err error) {
+// warnUnrecorded warns that the ledger was not told how the command ended. If the ledger is gone,
+// or has no such run, the next start may have nothing to wait for, and the warning doesn't say that
+// it waits.
+func (h *Held) warnUnrecorded(err error) {
 	text := "the end of the command could not be noted"
 	if !session.Undefined(err) && !errors.Is(err, errNoRun) {
 		text += ", so that the next start waits for its lock-delay"

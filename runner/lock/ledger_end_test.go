@@ -22,7 +22,7 @@ func TestLedgerEnd(t *testing.T) {
 		want      string
 		warnings  int
 	}{
-		// NoteEnd does not wait for longer than a short lease allows.
+		// RecordEnd does not wait for longer than a short lease allows.
 		"short lease": {
 			claim: exclusive(7), lease: 4 * time.Second, locks: "LOCK TABLE pglead.lock", want: "nightly ok f t f",
 		},
@@ -46,7 +46,7 @@ func TestLedgerEnd(t *testing.T) {
 				query(t, server, "DELETE FROM pglead.lock WHERE number = "+tt.forgotten)
 			}
 			owner := plain(t, as(t, server, "boss"), "BEGIN; "+tt.locks)
-			<-held.NoteEnd(t.Context())
+			<-held.RecordEnd(t.Context())
 			if err := held.Err(); err != nil {
 				t.Errorf("lost: %v", err)
 			}
@@ -74,7 +74,7 @@ func TestLedgerEndNoted(t *testing.T) {
 	server, dsn := remembering(t, nil)
 	holder := contend(t, leased(ledgered(config(t, dsn, shared(7))), 4*lease))
 	held := ended(holder.held(t), ledger.OK)
-	<-held.NoteEnd(t.Context())
+	<-held.RecordEnd(t.Context())
 	if err := server.Stop(2); err != nil { // SIGINT
 		t.Fatal(err)
 	}

@@ -66,7 +66,7 @@ func TestLedgerQuorum(t *testing.T) {
 	holdsOn := contend(t, leased(cfg, 4*lease))
 	done := ended(holdsOn.held(t), ledger.OK)
 	owner := plain(t, as(t, primary, "boss"), "BEGIN; LOCK TABLE pglead.lock")
-	<-done.NoteEnd(t.Context())
+	<-done.RecordEnd(t.Context())
 	run(t, owner, "ROLLBACK")
 	release(t, done)
 	if slices.Contains(holdsOn.said(), "ledger") {

@@ -47,7 +47,7 @@ func (b *bid) usesLedger() bool {
 //	                 with the release                                        endTransaction
 //	                 waiters poll                                            waiter.poll
 //	                 the token comes from a second session                   drawOnSecond
-//	quorum           what counts is what the standbys have confirmed, on a   drawOnSecond, noteEnds,
+//	quorum           what counts is what the standbys have confirmed, on a   drawOnSecond, recordEnds,
 //	                 second session                                          Session.AwaitStandbys
 //	                 the guard's word of the end waits for none              Held.EncodedRelease
 //	                 the server is asked once more after a grant             bid.settle

@@ -70,7 +70,7 @@ func (h *Held) endTransaction(ctx context.Context) error {
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.finishQueries(h.end, h.endCommit()), "COMMIT")})
 	switch {
 	case err == nil:
-		h.checkNoted(answers)
+		h.checkRecorded(answers)
 		return nil
 	case answeredError(err) == nil:
 		return err
@@ -79,7 +79,7 @@ func (h *Held) endTransaction(ctx context.Context) error {
 	// pooler's connections from the session that notes the end.
 	_ = insist(ctx, h.Session, "ROLLBACK")
 	if h.owes() {
-		h.noteRejected(ctx, err)
+		h.handleRejectedRecord(ctx, err)
 	}
 	return nil
 }
