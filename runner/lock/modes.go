@@ -50,7 +50,6 @@ func (b *bid) usesLedger() bool {
 //	quorum           what counts is what the standbys have confirmed, on a   drawOnSecond, recordEnds,
 //	                 second session                                          Session.AwaitStandbys
 //	                 the guard's word of the end waits for none              Held.EncodedRelease
-//	                 the server is asked once more after a grant             bid.settle
 //	                 the first try does not travel with the login, and       session.Open,
 //	                 nobody waits for those who arrive                       awaitArrivalsQuery
 //	of a list        the session outlives the lock, and holds others         Held.Close, exchange

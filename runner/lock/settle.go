@@ -47,14 +47,6 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	if !b.complete() {
 		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)
 	}
-	// A delay or a second login takes time, and the deadline has to be fresh, so this asks the
-	// server once more. In a transaction the grant was a round trip of its own, so the deadline is
-	// fresh already.
-	if (b.got.verdict.Delay > 0 || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
-		if err := b.s.Ping(ctx); err != nil {
-			return nil, b.cfg.rejected(err)
-		}
-	}
 	b.s.StartHeartbeat()
 	draw := b.startInLedger
 	if !b.usesLedger() {
