@@ -58,13 +58,11 @@ func (r *run) release() {
 // call calls those in line who don't listen. That may take seconds, and a signal that asks this
 // process to end, before or meanwhile, shortens it.
 func (r *run) call() {
-	if !r.asked.Has(BySignal) {
-		r.untilSignal(r.held.Call)
+	if r.asked.Has(BySignal) {
+		r.held.Call(context.Background(), lock.LateMost)
 		return
 	}
-	asked, cancel := context.WithCancel(context.Background())
-	cancel()
-	r.held.Call(asked)
+	r.untilSignal(func(ctx context.Context) { r.held.Call(ctx, lock.Forever) })
 }
 
 // afterRelease logs whether the lock was released, and calls the hook for that.

@@ -62,7 +62,7 @@ func (cfg *Config) rejected(err error) error {
 // untilAnswered returns the context for a request that may announce a start, or note it in the
 // ledger. The server carries out such a request even if a signal ends ctx meanwhile. So this
 // process still waits for the answer, and then knows what to end: otherwise the run would seem to
-// be lost. The new context ends lateMost after ctx, since the server may be silent.
+// be lost. The new context ends LateMost after ctx, since the server may be silent.
 func untilAnswered(ctx context.Context) (later context.Context, cancel context.CancelFunc) {
 	if ctx.Err() != nil { // the request will not be sent
 		return ctx, func() {}
@@ -70,11 +70,11 @@ func untilAnswered(ctx context.Context) (later context.Context, cancel context.C
 	return lateAfter(ctx)
 }
 
-// lateAfter returns a context that ends lateMost after ctx.
+// lateAfter returns a context that ends LateMost after ctx.
 func lateAfter(ctx context.Context) (later context.Context, cancel context.CancelFunc) {
 	later, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
-		time.AfterFunc(lateMost, func() { end(context.Cause(ctx)) })
+		time.AfterFunc(LateMost, func() { end(context.Cause(ctx)) })
 	})
 	return later, func() {
 		stop()
@@ -82,11 +82,11 @@ func lateAfter(ctx context.Context) (later context.Context, cancel context.Cance
 	}
 }
 
-// lateMost is how long the end of a run still waits for a database that may be silent. Once the run
+// LateMost is how long the end of a run still waits for a database that may be silent. Once the run
 // was asked to end, it limits the wait for an answer (lateAfter) and for a listener (Held.Call). It
 // also limits the report of a lost session if the command never started, or if no ledger waits for
 // its end.
-const lateMost = 2 * time.Second
+const LateMost = 2 * time.Second
 
 // A session has one heartbeat. What it asks depends on what the session is:
 //

@@ -55,12 +55,12 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 
 // ReportEndAfterLoss is for a session that was lost after the command's end. On a new session it
 // notes that end in the ledger, so that a success counts, and tells the waiters that the command is
-// dead. If no ledger waits for the end, it gives up after lateMost: this process waits for nothing
+// dead. If no ledger waits for the end, it gives up after LateMost: this process waits for nothing
 // else before it goes on or exits.
 func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 	if !h.owes() {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, lateMost)
+		ctx, cancel = context.WithTimeout(ctx, LateMost)
 		defer cancel()
 	}
 	announceDeaths(ctx, !h.cfg.ofList, h)
@@ -71,7 +71,7 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 // after a signal. It announces no more than giveBackQueries.
 func (w *waiter) reportUnstarted(ctx context.Context) {
 	h := w.got.unstarted()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateMost)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), LateMost)
 	defer cancel()
 	announceDeaths(ctx, h.mayAnnounceEnd(), h)
 }

@@ -92,17 +92,14 @@ func (w *waiter) toCall() crowd.ToCall {
 func (h *Held) line() lockkey.ID { return h.cfg.Claim.lineFor(h.Locks[0].ID) }
 
 // Call calls the waiters that may be next. It returns when one of them listens, when all dormant
-// waiters have left, or when its patience is over. Once ctx has ended, that is lateMost at most.
-// Release comes next in any case. If nobody listens by then, those in line find out by their looks.
-// Another program that has the first MostListeners tickets, and doesn't listen, makes each holder
-// wait for as long as it may.
-func (h *Held) Call(ctx context.Context) {
-	patience := h.toCall.Patience(h.cfg.Session.Lease)
+// waiters have left, or when its patience is over, which is no longer than most. If ctx ends
+// meanwhile, LateMost is left of it. Release comes next in any case. If nobody listens by then,
+// those in line find out by their looks. Another program that has the first MostListeners tickets,
+// and doesn't listen, makes each holder wait for as long as it may.
+func (h *Held) Call(ctx context.Context, most time.Duration) {
+	patience := min(most, h.toCall.Patience(h.cfg.Session.Lease))
 	if patience == 0 {
 		return
-	}
-	if ctx.Err() != nil {
-		patience = min(patience, lateMost)
 	}
 	ctx, cancel := lateAfter(ctx)
 	defer cancel()

@@ -209,7 +209,7 @@ func (c *contender) Handle(_ context.Context, r slog.Record) error {
 
 func release(t *testing.T, h *lock.Held) {
 	t.Helper()
-	h.Call(t.Context())
+	h.Call(t.Context(), lock.Forever)
 	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
