@@ -35,7 +35,7 @@ func (b *bid) startInLedger(ctx context.Context) error {
 		start.since = time.Now()
 	}
 	if _, blind := b.openStarts(b.got.Locks); blind && !start.proof.Sure {
-		if err := start.waitAsWithout(ctx); err != nil {
+		if err := start.waitWithoutLedger(ctx); err != nil {
 			return err
 		}
 	}
@@ -143,7 +143,7 @@ func (l *ledgerStart) actOn(ctx context.Context, answer ledger.Answer) error {
 		if l.proof.Sure {
 			return session.NotPostgreSQL()
 		}
-		return l.waitAsWithout(ctx)
+		return l.waitWithoutLedger(ctx)
 	case ledger.OpenRuns:
 		return l.waitForOpenRuns(ctx, answer.Open)
 	}
@@ -156,8 +156,8 @@ func (l *ledgerStart) actOn(ctx context.Context, answer ledger.Answer) error {
 	return answer.Err
 }
 
-// waitAsWithout waits as if there were no ledger.
-func (l *ledgerStart) waitAsWithout(ctx context.Context) error {
+// waitWithoutLedger waits as a bid does that has no ledger.
+func (l *ledgerStart) waitWithoutLedger(ctx context.Context) error {
 	err := l.bid.waitOut(ctx, l.delay-l.waited())
 	l.proof.Sure = true
 	if l.bid.cfg.Session.Quorum {
@@ -182,7 +182,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		l.proof.Waited = l.waited()
 		return nil
 	}
-	return l.holdAfter(ctx, rest, host, func() (bool, error) {
+	return l.holdForOpenRun(ctx, rest, host, func() (bool, error) {
 		open, err := b.askNumber(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.got.Locks), b.cfg.Claim.Shared))
 		if b.lostLedger(ctx, err) {
 			return true, nil // the next question finds that out, too
@@ -191,8 +191,8 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 	})
 }
 
-// holdAfter holds the locks without a command for as long as an open run on host may be alive.
-func (l *ledgerStart) holdAfter(ctx context.Context, rest time.Duration, host string, ask func() (done bool, err error)) error {
+// holdForOpenRun holds the locks without a command for as long as an open run on host may be alive.
+func (l *ledgerStart) holdForOpenRun(ctx context.Context, rest time.Duration, host string, ask func() (done bool, err error)) error {
 	if err := l.bid.beginDelay(ctx, rest); err != nil {
 		return err
 	}
@@ -302,11 +302,11 @@ func (l *ledgerStart) withoutLedger(ctx context.Context) error {
 		return err
 	}
 	for rest, host := l.closeDead(l.open); rest > 0; rest, host = l.closeDead(l.open) {
-		if err := l.holdAfter(ctx, rest, host, nil); err != nil {
+		if err := l.holdForOpenRun(ctx, rest, host, nil); err != nil {
 			return err
 		}
 	}
-	if err := l.waitAsWithout(ctx); err != nil {
+	if err := l.waitWithoutLedger(ctx); err != nil {
 		return err
 	}
 	return l.bid.drawAndAnnounce(ctx)
