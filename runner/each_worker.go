@@ -188,7 +188,8 @@ func (w *worker) settleOrSkip(ctx context.Context, j *job, granted bool) (ready 
 	// By now this process has heard which runs ended between the first check and the grant.
 	skipped, err := w.skipIfRun(ctx, j)
 	if skipped {
-		return false, cmp.Or(err, j.lock.GiveBack())
+		failed := j.lock.GiveBack()
+		return false, cmp.Or(err, failed)
 	}
 	if j.held, err = j.lock.Settle(ctx); err == nil {
 		return true, nil

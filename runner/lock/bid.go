@@ -1,7 +1,6 @@
 package lock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -86,7 +85,10 @@ func (b *bid) try(ctx context.Context) (granted bool, err error) {
 	} else {
 		err = failed
 	}
-	return granted, cmp.Or(b.cfg.freeRejected(ctx, b.s, err, b.mayHave()), err)
+	if failed := b.cfg.freeRejected(ctx, b.s, err, b.mayHave()); failed != nil {
+		err = failed
+	}
+	return granted, err
 }
 
 // mayHave are the locks that a list's session may have after a try that the server has rejected.
@@ -206,8 +208,8 @@ func (b *bid) unlock(ctx context.Context, also ...string) error {
 // rejected a query with err: an unlock that was canceled has freed nothing, and a try for a lock or
 // a mark that was canceled, or followed by an error, may have taken it. No command runs under any
 // of them, and other commands may need the session, and keep the locks with it, for a long time.
-// Any other err is returned. If the locks can't be freed, the error is none that passes, whatever
-// the server says: the list has to end, and its session with it.
+// It returns nil once they are free, and any other err as it is. If they can't be freed, the error
+// is none that passes, whatever the server says: the list has to end, and its session with it.
 func (cfg *Config) freeRejected(ctx context.Context, s *session.Session, err error, locks []advisory.Lock) error {
 	if !cfg.ofList || answeredError(err) == nil {
 		return err

@@ -1,7 +1,6 @@
 package lock
 
 import (
-	"cmp"
 	"context"
 	"time"
 
@@ -51,7 +50,9 @@ func (i *Item) Granted() bool { return i.bid.complete() }
 func (i *Item) Settle(ctx context.Context) (*Held, error) {
 	h, err := i.bid.settle(ctx)
 	if err != nil && i.list.Session.Err() == nil {
-		err = cmp.Or(i.bid.giveBack(context.WithoutCancel(ctx)), err)
+		if failed := i.bid.giveBack(context.WithoutCancel(ctx)); failed != nil {
+			err = failed
+		}
 		i.show(0)
 	}
 	if err != nil {
