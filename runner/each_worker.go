@@ -21,7 +21,7 @@ import (
 //	    releaseAndFetch  releases the last lock, and takes the next free item's
 //	      pick           the next item that this process doesn't know to be done or under way here
 //	      readyGuard     the guard gets ready while the server answers
-//	      exchange       the round trip to the server (lock.List.Exchange)
+//	      swap           the round trip to the server (lock.List.Exchange)
 //	      settleOrSkip   settles the lock (lock.Item.Settle), or skips the item
 //	    releaseBeside    releases the last lock while the command runs
 //	      fetchAhead     after a brief command: fetches the next lock, too
@@ -87,7 +87,7 @@ func (w *worker) releaseAndFetch(ctx context.Context, last *job, ahead bool) (*j
 				return nil, err
 			}
 		}
-		granted, err := w.exchange(last, j)
+		granted, err := w.swap(last, j)
 		last = nil
 		if j == nil {
 			continue
@@ -108,9 +108,9 @@ func (w *worker) releaseAndFetch(ctx context.Context, last *job, ahead bool) (*j
 	}
 }
 
-// exchange releases the lock of the last command, and tries for the lock of the next job. Either may
+// swap releases the lock of the last command, and tries for the lock of the next job. Either may
 // be nil.
-func (w *worker) exchange(last, next *job) (granted bool, err error) {
+func (w *worker) swap(last, next *job) (granted bool, err error) {
 	var freed, wanted *lock.Item
 	if last != nil {
 		freed = last.lock
@@ -288,7 +288,7 @@ func (w *worker) readyGuard() (err error) {
 // releaseLast releases the lock of a command that has ended, if there is one.
 func (w *worker) releaseLast(last *job) {
 	if last != nil {
-		_, _ = w.exchange(last, nil) // its results concern the next item, and there is none
+		_, _ = w.swap(last, nil) // its results concern the next item, and there is none
 	}
 }
 

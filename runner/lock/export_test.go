@@ -32,17 +32,16 @@ func OpenSession(ctx context.Context, cfg Config) (*session.Session, error) {
 	return NewCandidate(cfg).openSession(ctx, "")
 }
 
-// ExchangeAll is an exchange with several parts: the locks to release, and those to try for.
+// ExchangeAll is an exchange with several wishes: the locks to release, and those to try for.
 func (l *List) ExchangeAll(last, next []*Item) (released, tried error) {
-	var parts []exchangePart
+	var wishes []*wish
 	for _, i := range last {
-		parts = append(parts, exchangePart{last: i})
+		wishes = append(wishes, &wish{last: i})
 	}
 	for _, i := range next {
-		parts = append(parts, exchangePart{next: i})
+		wishes = append(wishes, &wish{next: i})
 	}
-	done := l.exchangeAll(parts)
-	return done.released, done.tried
+	return l.exchangeAll(wishes)
 }
 
 // Fits says whether the item's next step can be part of an exchange.

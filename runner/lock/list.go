@@ -29,9 +29,9 @@ import (
 type List struct {
 	Session *session.Session
 
-	cfg       Config
-	number    lockkey.ID // of the key as it was given, including {}
-	exchanges chan exchangePart
+	cfg    Config
+	number lockkey.ID // of the key as it was given, including {}
+	wishes chan *wish
 
 	mu       sync.Mutex
 	underWay map[lockkey.ID]*Item
@@ -48,7 +48,7 @@ const mostKept = 64
 func OpenList(ctx context.Context, cfg Config, number lockkey.ID, heard func(item lockkey.ID, ok bool)) (*List, error) {
 	cfg.ofList = true
 	c := NewCandidate(cfg)
-	l := &List{cfg: cfg, number: number, exchanges: make(chan exchangePart), underWay: map[lockkey.ID]*Item{}, kept: map[lockkey.ID]*bid{}}
+	l := &List{cfg: cfg, number: number, wishes: make(chan *wish), underWay: map[lockkey.ID]*Item{}, kept: map[lockkey.ID]*bid{}}
 	err := c.persist(ctx, func() (err error) {
 		if l.Session, err = c.openSession(ctx, ""); err != nil {
 			return err
@@ -74,7 +74,7 @@ func OpenList(ctx context.Context, cfg Config, number lockkey.ID, heard func(ite
 
 // Close ends the session.
 func (l *List) Close() {
-	close(l.exchanges)
+	close(l.wishes)
 	l.Session.Close()
 }
 

@@ -12,50 +12,42 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// exchangePart is what one worker asks for: a lock to release, one to try for, or both.
-type exchangePart struct {
-	last, next *Item
-	done       chan exchanged
+// wish is what one worker asks of an exchange: a lock to release, one to try for, or both.
+type wish struct {
+	last, next      *Item
+	released, tried error         // the exchange's, once it is done
+	done            chan struct{} // closed then
 }
 
-// exchanged are the errors of an exchange. They mean:
-//
-//	released  tried    the locks to release  those to try for
-//	nil       nil      are free              those items that are Granted can be settled
-//	nil       error    are free              the exchange has tried to free them
-//	error     error    the session may still hold any of them, until it ends
-type exchanged struct{ released, tried error }
-
-// mostParts limits the parts of one exchange: a statement can have 1,664 columns.
-const mostParts = 256
+// mostWishes limits the wishes in one exchange: a statement can have 1,664 columns.
+const mostWishes = 256
 
 // Exchange releases the lock of the last item, whose command has ended, and tries for that of the
 // next. Either may be nil. It tells the other workers on the list of the end. If possible, one
 // round trip does all that, with what other workers ask for meanwhile.
 func (l *List) Exchange(last, next *Item) (released, tried error) {
 	ctx := context.Background() // each request ends at the latest when the session does
-	p := exchangePart{done: make(chan exchanged, 1)}
+	w := &wish{done: make(chan struct{})}
 	switch {
 	case last == nil:
 	case last.held.endFits():
-		p.last = last
+		w.last = last
 	default:
 		released = last.release(ctx)
 	}
 	if next != nil && next.bid.tryFits() {
-		p.next = next
+		w.next = next
 	}
-	var done exchanged
-	if p.last != nil || p.next != nil {
-		l.exchanges <- p
-		done = <-p.done
+	if w.last != nil || w.next != nil {
+		l.wishes <- w
+		<-w.done
 	}
-	if p.last != nil {
-		released = done.released
+	if w.last != nil {
+		released = w.released
 	}
 	switch {
-	case p.next != nil:
-		tried = done.tried
+	case w.next != nil:
+		tried = w.tried
 	case next != nil:
 		_, tried = next.bid.try(ctx)
 	}
@@ -92,37 +84,37 @@ func (b *bid) tryFits() bool {
 // doExchanges does one exchange after the other until the list is closed. What workers ask for
 // while the session waits for an answer travels together in the next exchange.
 func (l *List) doExchanges() {
-	for p := range l.exchanges {
-		parts := []exchangePart{p}
-		for more := true; more && len(parts) < mostParts; {
+	for w := range l.wishes {
+		wishes := []*wish{w}
+		for more := true; more && len(wishes) < mostWishes; {
 			select {
-			case p, more = <-l.exchanges:
+			case w, more = <-l.wishes:
 				if more {
-					parts = append(parts, p)
+					wishes = append(wishes, w)
 				}
 			default:
 				more = false
 			}
 		}
-		done := l.exchangeAll(parts)
-		for _, p := range parts {
-			p.done <- done
+		released, tried := l.exchangeAll(wishes)
+		for _, w := range wishes {
+			w.released, w.tried = released, tried
+			close(w.done)
 		}
 	}
 }
 
-func (l *List) exchangeAll(parts []exchangePart) (done exchanged) {
+func (l *List) exchangeAll(wishes []*wish) (released, tried error) {
 	x := exchange{list: l}
-	for _, p := range parts {
-		if p.last != nil {
-			x.ended = append(x.ended, p.last.held)
+	for _, w := range wishes {
+		if w.last != nil {
+			x.ended = append(x.ended, w.last.held)
 		}
-		if p.next != nil {
-			x.next = append(x.next, p.next.bid)
+		if w.next != nil {
+			x.next = append(x.next, w.next.bid)
 		}
 	}
-	done.released, done.tried = x.do(context.Background()) // it returns at the latest when the session ends
-	return done
+	return x.do(context.Background()) // it returns at the latest when the session ends
 }
 
 // exchange releases, in one round trip, the locks of commands that have ended, tries for those of
@@ -137,7 +129,12 @@ type exchange struct {
 	next  []*bid  // tryFits is true for each
 }
 
-// do carries out the exchange. If only the announcements fail, it warns of that.
+// do carries out the exchange. If only the announcements fail, it warns of that. Its errors mean:
+//
+//	released  tried    the locks to release  those to try for
+//	nil       nil      are free              those items that are Granted can be settled
+//	nil       error    are free              the exchange has tried to free them
+//	error     error    the session may still hold any of them, until it ends
 func (x exchange) do(ctx context.Context) (released, tried error) {
 	queries := append(x.wordsQuery(), x.freeAndTryQuery())
 	if len(x.next) > 0 {
