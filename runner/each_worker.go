@@ -19,21 +19,22 @@ import (
 //	each.runWorker       the worker's session; each.pass calls it once for each worker
 //	  loop               releaseAndFetch, runItem, releaseAndFetch, runItem …
 //	    releaseAndFetch  releases the last lock, and takes the next free item's
-//	      pick           the next item that this process doesn't know to be done or under way here
-//	      readyGuard     the guard gets ready while the server answers
-//	      swap           the round trip to the server (lock.List.Exchange)
-//	      settleOrSkip   settles the lock (lock.Item.Settle), or skips the item
+//	      fetchQueued    the same, but without waiting for an item in the queue
+//	        pick         the next item that this process doesn't know to be done or under way here
+//	        readyGuard   the guard gets ready while the server answers
+//	        swap         the round trip to the server (lock.List.Exchange)
+//	        settleOrSkip settles the lock (lock.Item.Settle), or skips the item
 //	    releaseBeside    releases the last lock while the command runs
-//	      fetchAhead     after a brief command: fetches the next lock, too
+//	      fetchAhead     after a brief command: fetches the next lock, too (fetchQueued)
 //	    runItem          runs the command under its lock
 //	      runCommand     as for pglead run (run.go)
 type worker struct {
 	*each
-	list  *lock.List
-	queue <-chan string
-	guard *child.Guard // ready for a command, or nil
-	brief bool         // the last command was brief, so its guard can have another one
-	retry *string      // an item to try again: it was fetched too early, or its command still runs here
+	list   *lock.List
+	queue  <-chan string
+	guard  *child.Guard // ready for a command, or nil
+	brief  bool         // the last command was brief, so its guard can have another one
+	upNext *string      // to try before the queue's: it was awaited, fetched too early, or its command still ran here
 }
 
 // loop works on the items in the queue until the queue is closed.
@@ -43,7 +44,7 @@ func (w *worker) loop(ctx context.Context) error {
 			w.guard.Close()
 		}
 	}()
-	next, err := w.releaseAndFetch(ctx, nil, false)
+	next, err := w.releaseAndFetch(ctx, nil)
 	var last *job
 	for next != nil {
 		got := w.releaseBeside(ctx, last) // releases the last one's lock
@@ -61,7 +62,7 @@ func (w *worker) loop(ctx context.Context) error {
 			return err
 		}
 		if next == nil { // nothing was fetched ahead
-			next, err = w.releaseAndFetch(ctx, last, false)
+			next, err = w.releaseAndFetch(ctx, last)
 			last = nil
 		}
 	}
@@ -69,39 +70,37 @@ func (w *worker) loop(ctx context.Context) error {
 }
 
 // releaseAndFetch releases the lock of the last command, if there is one, and takes the lock of
-// the next free item. It returns nil if there is no such item or, if ahead, none yet.
-func (w *worker) releaseAndFetch(ctx context.Context, last *job, ahead bool) (*job, error) {
-	for {
-		j, err := w.pick(ctx, last == nil && !ahead)
-		if err != nil {
+// the next free item, for which it waits. It returns nil at the end of the list.
+func (w *worker) releaseAndFetch(ctx context.Context, last *job) (*job, error) {
+	for ; ; last = nil { // its lock is free after the first round
+		next, err := w.fetchQueued(ctx, last, false)
+		if next != nil || err != nil || !w.awaitItem(ctx) {
+			return next, err
+		}
+	}
+}
+
+// fetchQueued is releaseAndFetch for the items that are in the queue by now: if none of them is
+// free, it returns nil. If it fetches ahead, the command that runs has the guard.
+func (w *worker) fetchQueued(ctx context.Context, last *job, ahead bool) (*job, error) {
+	for ; ; last = nil { // its lock is free after the first round
+		next, err := w.pick(ctx)
+		if next != nil && !ahead {
+			if err = w.readyGuard(); err != nil { // the guard gets ready while the server answers
+				w.forget(next)
+				next = nil
+			}
+		}
+		if next == nil {
 			w.releaseLast(last)
 			return nil, err
 		}
-		if j == nil && last == nil {
-			return nil, nil
-		}
-		if j != nil && !ahead {
-			if err := w.readyGuard(); err != nil { // the guard gets ready while the server answers
-				w.forget(j)
-				w.releaseLast(last)
-				return nil, err
-			}
-		}
-		granted, err := w.swap(last, j)
-		last = nil
-		if j == nil {
-			continue
-		}
-		ready := false
-		if err == nil {
-			ready, err = w.settleOrSkip(ctx, j, granted)
-		} else {
-			err = w.skipIfBarred(j, err)
-		}
+		tried := w.swap(last, next)
+		ready, err := w.settleOrSkip(ctx, next, tried)
 		if ready {
-			return j, nil
+			return next, nil
 		}
-		w.forget(j)
+		w.forget(next)
 		if err != nil {
 			return nil, err
 		}
@@ -109,8 +108,8 @@ func (w *worker) releaseAndFetch(ctx context.Context, last *job, ahead bool) (*j
 }
 
 // swap releases the lock of the last command, and tries for the lock of the next job. Either may
-// be nil.
-func (w *worker) swap(last, next *job) (granted bool, err error) {
+// be nil. Its error is that of the try.
+func (w *worker) swap(last, next *job) (tried error) {
 	var freed, wanted *lock.Item
 	if last != nil {
 		freed = last.lock
@@ -118,20 +117,20 @@ func (w *worker) swap(last, next *job) (granted bool, err error) {
 	if next != nil {
 		wanted = next.lock
 	}
-	released, err := w.list.Exchange(freed, wanted)
+	released, tried := w.list.Exchange(freed, wanted)
 	if last != nil {
 		last.run.afterRelease(released)
 		w.forget(last)
 	}
-	return err == nil && next != nil && next.lock.Granted(), err
+	return tried
 }
 
-// pick returns the next item to try. It returns nil at the end of the list, if the queue is empty
-// and pick is not to wait, or if the item is twice in the list and its command still runs here. It
-// skips items that another worker of this process is at, and items that it knows to have been run.
-func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
+// pick returns the next item to try. It returns nil if none is queued yet, or if the item is twice
+// in the list and its command still runs here. It skips items that another worker of this process
+// is at, and items that it knows to have been run.
+func (w *worker) pick(ctx context.Context) (*job, error) {
 	for ctx.Err() == nil {
-		item, ok := w.nextItem(wait)
+		item, ok := w.nextItem()
 		if !ok {
 			return nil, nil
 		}
@@ -140,7 +139,7 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 		}
 		switch other := w.jobs.enter(j); {
 		case other != nil && other.worker == w: // the item is twice in the list, and its command still runs
-			w.retry = &item
+			w.upNext = &item
 			return nil, nil
 		case other != nil: // another worker of this process has it
 			w.skip(j, alreadyDone)
@@ -162,15 +161,22 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 	return nil, nil
 }
 
-// nextItem is the next item in the queue. Without waiting there may be none yet.
-func (w *worker) nextItem(wait bool) (item string, ok bool) {
-	if w.retry != nil {
-		item, w.retry = *w.retry, nil
-		return item, true
+// awaitItem waits for an item in the queue, unless there is one to try first. It returns false at
+// the end of the list.
+func (w *worker) awaitItem(ctx context.Context) bool {
+	if w.upNext == nil {
+		if item, ok := <-w.queue; ok {
+			w.upNext = &item
+		}
 	}
-	if wait {
-		item, ok = <-w.queue
-		return item, ok
+	return w.upNext != nil && ctx.Err() == nil
+}
+
+// nextItem is the next item, if there is one by now.
+func (w *worker) nextItem() (item string, ok bool) {
+	if w.upNext != nil {
+		item, w.upNext = *w.upNext, nil
+		return item, true
 	}
 	select {
 	case item, ok = <-w.queue:
@@ -180,9 +186,12 @@ func (w *worker) nextItem(wait bool) (item string, ok bool) {
 }
 
 // settleOrSkip waits until the previous command of a granted item is dead, and draws the token, or
-// it skips the item.
-func (w *worker) settleOrSkip(ctx context.Context, j *job, granted bool) (ready bool, err error) {
-	if !granted {
+// it skips the item. tried is the error of the try.
+func (w *worker) settleOrSkip(ctx context.Context, j *job, tried error) (ready bool, err error) {
+	switch {
+	case tried != nil:
+		return false, w.skipIfBarred(j, tried)
+	case !j.lock.Granted():
 		return false, w.skipHeld(ctx, j)
 	}
 	// By now this process has heard which runs ended between the first check and the grant.
@@ -288,7 +297,7 @@ func (w *worker) readyGuard() (err error) {
 // releaseLast releases the lock of a command that has ended, if there is one.
 func (w *worker) releaseLast(last *job) {
 	if last != nil {
-		_, _ = w.swap(last, nil) // its results concern the next item, and there is none
+		_ = w.swap(last, nil) // it tries for nothing
 	}
 }
 
@@ -344,7 +353,7 @@ func (w *worker) releaseBeside(ctx context.Context, last *job) <-chan fetched {
 // fetchAhead fetches the next item's lock, and gives it back if the command doesn't end
 // within aheadMost.
 func (w *worker) fetchAhead(ctx context.Context, last *job, got chan<- fetched) {
-	next, err := w.releaseAndFetch(ctx, last, true)
+	next, err := w.fetchQueued(ctx, last, true)
 	if next == nil {
 		got <- fetched{err: err}
 		return
@@ -357,6 +366,6 @@ func (w *worker) fetchAhead(ctx context.Context, last *job, got chan<- fetched) 
 	case <-wanted.C:
 	case <-ctx.Done():
 	}
-	w.retry = &next.item
+	w.upNext = &next.item
 	w.giveBack(next)
 }
