@@ -70,10 +70,10 @@ func Each(cfg EachConfig) (Tally, error) {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	patience, hurry := context.WithCancel(context.Background())
-	defer hurry()
+	reportCtx, stopReport := context.WithCancel(context.Background())
+	defer stopReport()
 	e := &each{
-		process: p, cfg: cfg, cancel: cancel, hurry: hurry, warned: map[[2]string]bool{},
+		process: p, cfg: cfg, cancel: cancel, stopReport: stopReport, warned: map[[2]string]bool{},
 		jobs: jobs{active: map[lockkey.ID]*job{}},
 		ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
 	}
@@ -91,17 +91,17 @@ func Each(cfg EachConfig) (Tally, error) {
 	for _, lost := range e.lost {
 		lost.Session.Close() // otherwise the session would keep the locks while their loss is reported
 	}
-	lock.ReportLostRuns(patience, e.lost...)
+	lock.ReportLostRuns(reportCtx, e.lost...)
 	return e.tally, context.Cause(ctx)
 }
 
 // each is the work on one list.
 type each struct {
-	process   *process
-	cfg       EachConfig
-	cancel    context.CancelCauseFunc
-	hurry     context.CancelFunc // called when a signal asks this process to end
-	returning bool               // this is a later pass, over items that were skipped before
+	process    *process
+	cfg        EachConfig
+	cancel     context.CancelCauseFunc
+	stopReport context.CancelFunc // of losses: called when a signal asks this process to end
+	returning  bool               // this is a later pass, over items that were skipped before
 
 	jobs   jobs
 	ends   itemEnds

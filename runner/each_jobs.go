@@ -103,7 +103,7 @@ func (e *each) relay(stopped <-chan struct{}) {
 		case sig := <-e.process.caught:
 			if interrupts(sig.(unix.Signal)) {
 				e.cancel(&InterruptedError{Signal: sig.(unix.Signal), OfList: true})
-				e.hurry()
+				e.stopReport()
 			}
 			e.jobs.signal(sig)
 		case <-stopped:
