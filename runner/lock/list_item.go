@@ -137,7 +137,8 @@ func (i *Item) giveBack(ctx context.Context) error {
 }
 
 // Close ends the attempt. The lock is free by now, or was lost. Unless KeepListening was called,
-// the session stops listening for the item.
+// the session stops listening for the item. A second Close, or one after GiveBack, does nothing if
+// no other attempt at the item has begun.
 func (i *Item) Close() {
 	if i.checkTimer != nil {
 		i.checkTimer.Stop()
