@@ -126,7 +126,9 @@ func TestEachReturns(t *testing.T) {
 		text, _ := os.ReadFile(filepath.Join(dir, name))
 		return string(text)
 	}
-	first, firstDone := start("first", `touch at; until test -e go; do sleep 0.01; done`, "1m")
+	// The first one's commands are not brief. Otherwise it would fetch locks ahead, and one that it
+	// gives back because it is busy counts as anybody's meanwhile.
+	first, firstDone := start("first", `touch at; until test -e go; do sleep 0.01; done; sleep 0.05`, "1m")
 	if !eventually(func() bool { _, err := os.Stat(filepath.Join(dir, "at")); return err == nil }) {
 		t.Error("the first one is not at work")
 	}
