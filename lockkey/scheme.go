@@ -25,8 +25,8 @@ type Scheme struct {
 	Name  string
 	About string // one line
 
-	// One of the two is set. A key for parse names a lock that already has a number,
-	// and nothing can be derived from it.
+	// One of the two is set. With parse not every text is a key, and nothing can be
+	// derived from one, such as a slot.
 	hash  func(key string) ID
 	parse func(key string) (ID, error)
 }

@@ -18,7 +18,7 @@ import (
 type Candidate struct {
 	cfg     Config // Database in its Session lists first the host to try next
 	reached bool   // the database has answered for the lock
-	last    *Held  // what it was granted last, or nil
+	last    *Held  // what its last attempt was granted, or nil
 
 	// In the current wait:
 	began     time.Time

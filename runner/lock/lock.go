@@ -10,7 +10,7 @@
 //
 // Ten words are enough to follow one run:
 //
-//	claim      the locks that a run wants: all of them or, with a gate, any one
+//	claim      the locks that a run wants: all of them or, with slots, any one
 //	candidate  a process that wants a claim, and opens a new session when it lost one
 //	bid        a claim on one session, as far as it is granted: it tries for what is missing
 //	refused    a try is refused if others hold the lock, and so is a run that gives up for
