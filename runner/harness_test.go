@@ -66,7 +66,7 @@ func newScene() *scene {
 		return a
 	}
 	s.supervision = supervision{
-		cfg: &Config{}, lease: 15 * time.Second, database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"},
+		cfg:  &Config{Lock: lock.Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}}},
 		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
 		renewed: s.deadlines, signals: s.sent,
 		onLoss:          func(reason error) { s.say("hook: " + reason.Error()) },

@@ -16,7 +16,7 @@ func (s *supervision) linger() (asked Asked) {
 	switch {
 	case rest > 0:
 		s.log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
-		s.observer.SayAlive(rest + s.lease)
+		s.cfg.Lock.Observer.SayAlive(rest + s.cfg.Lock.Session.Lease)
 		recorded := s.held.RecordEnd(context.Background()) // the end of the session ends this, too
 		defer func() { <-recorded }()
 	case !s.held.Asked():

@@ -60,7 +60,7 @@ func TestLinger(t *testing.T) {
 				s := newScene()
 				s.cfg.MinHold, s.fate.askerLate, s.fate.noteLate = test.minHold, test.askerLate, test.noteLate
 				var alive time.Duration
-				s.observer.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
+				s.cfg.Lock.Observer.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
 				var over time.Duration
 				s.play(test.incidents, func() {
 					time.Sleep(4 * sec)
@@ -83,7 +83,7 @@ func TestLinger(t *testing.T) {
 				if over != test.over {
 					t.Errorf("over after %v, want %v", over, test.over)
 				}
-				if lingers && alive != test.minHold+s.lease {
+				if lingers && alive != test.minHold+s.cfg.Lock.Session.Lease {
 					t.Errorf("known to be alive until %v", alive)
 				}
 			})

@@ -143,10 +143,8 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		return nil, err
 	}
 	r.child = c
-	locking := &r.cfg.Lock
 	s := &supervision{
 		cfg: &r.cfg, log: r.log, held: r.held, command: c, restoreTerminal: restoreTerminal, began: began, started: time.Now(),
-		lease: locking.Session.Lease, lostGrace: locking.LostGrace, database: locking.Session.Database, observer: locking.Observer,
 		renewed: r.held.Renewed(), signals: r.signals, kept: r.taker.handOver(),
 		onLoss: func(reason error) { r.hook(hookLost, reason) }, lossLevel: r.lossLevel,
 	}

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/boottime"
@@ -30,11 +29,6 @@ type supervision struct {
 
 	began   time.Time // when the guard was told to start the command
 	started time.Time // when the guard had started it
-
-	lease     time.Duration // the session's
-	lostGrace time.Duration
-	database  *pgconn.Config // for messages
-	observer  lock.Observer
 
 	restoreTerminal func() // to what it was before the command
 
@@ -115,14 +109,14 @@ func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.held.Lost()
 	timeout := after(s.cfg.Timeout)
 	var tick <-chan time.Time
-	if s.observer.Alive != nil {
-		ticker := time.NewTicker(leasetime.BeatEvery(s.lease))
+	if s.cfg.Lock.Observer.Alive != nil {
+		ticker := time.NewTicker(leasetime.BeatEvery(s.cfg.Lock.Session.Lease))
 		defer ticker.Stop()
 		tick = ticker.C
 	}
 	s.replayKept()
 	for {
-		s.observer.SayAlive(s.lease)
+		s.cfg.Lock.Observer.SayAlive(s.cfg.Lock.Session.Lease)
 		select {
 		case <-tick: // to call SayAlive again
 		case <-s.command.Done():
@@ -323,7 +317,7 @@ func (s *supervision) conclude() (Outcome, error) {
 
 // loss says how the lock was lost while the command ran. It is nil if the lock was not lost.
 func (s *supervision) loss(result child.Result) *LockLostError {
-	lost := &LockLostError{Database: session.Target(s.database)}
+	lost := &LockLostError{Database: session.Target(s.cfg.Lock.Session.Database)}
 	var cause *session.LostError
 	switch {
 	case errors.As(s.held.Err(), &cause):
@@ -351,7 +345,7 @@ func (s *supervision) whatWasDone(result child.Result) string {
 		return killed + " when its guard process died"
 	case result.Ending == child.GuardLate:
 		return killed + "; for that its guard process, which did not do so in time, was killed, too"
-	case result.Killed == 0 && s.lostGrace > 0:
+	case result.Killed == 0 && s.cfg.Lock.LostGrace > 0:
 		return command + " ended, by itself or on the SIGTERM of --lost-grace: " + describeStatus(result.Status)
 	case result.Killed == 0:
 		return command + " had just ended: " + describeStatus(result.Status)

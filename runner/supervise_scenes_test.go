@@ -274,7 +274,7 @@ func TestGuardAndLoss(t *testing.T) {
 			want:      expectation{err: isLost + lost(silence, "had just ended: exit status 2"), transcript: lostAt1 + killedAt60 + "0"},
 		},
 		"the command ends on the SIGTERM of the loss": {
-			prepare:   func(s *scene) { s.lostGrace = 2 * sec },
+			prepare:   func(s *scene) { s.cfg.Lock.LostGrace = 2 * sec },
 			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{})}},
 			want:      expectation{err: isLost + lost(silence, "ended, by itself or on the SIGTERM of --lost-grace: exit status 0"), transcript: lostAt1 + killedAt60 + "0"},
 		},
@@ -361,7 +361,7 @@ func TestAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene()
 		until, calls := s.began, 0
-		s.observer.Alive = func(within time.Duration) {
+		s.cfg.Lock.Observer.Alive = func(within time.Duration) {
 			if time.Now().After(until) {
 				t.Errorf("after %v: %v too late", time.Since(s.began), time.Since(until))
 			}
