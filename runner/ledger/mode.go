@@ -6,8 +6,6 @@ import (
 	"html"
 	"strings"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -159,8 +157,8 @@ const Mend = "pglead ledger install, as the owner of the database, makes what is
 
 // Locked returns a *LockedError if err means that, otherwise nil.
 func Locked(err error) error {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.Code != session.LockNotAvailable || errors.As(err, new(*session.LostError)) {
+	pgErr := session.AnsweredError(err)
+	if pgErr == nil || pgErr.Code != session.LockNotAvailable {
 		return nil
 	}
 	return &LockedError{session.Errorf(session.Unreachable,

@@ -2,11 +2,8 @@ package lock
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
@@ -43,15 +40,6 @@ func (b *bid) askNumber(ctx context.Context, query string) (int, error) {
 		return 0, err
 	}
 	return numbers[0], nil
-}
-
-// answeredError is the server's error if the session has survived it, or nil. The error that ended
-// a session is wrapped in a LostError, and doesn't count.
-func answeredError(err error) (pgErr *pgconn.PgError) {
-	if errors.As(err, new(*session.LostError)) || !errors.As(err, &pgErr) {
-		return nil
-	}
-	return pgErr
 }
 
 // rejected adds the names of the claim's locks to an error of the server's.

@@ -211,7 +211,7 @@ func (b *bid) unlock(ctx context.Context, also ...string) error {
 // It returns nil once they are free, and any other err as it is. If they can't be freed, the error
 // is none that passes, whatever the server says: the list has to end, and its session with it.
 func (cfg *Config) freeRejected(ctx context.Context, s *session.Session, err error, locks []advisory.Lock) error {
-	if !cfg.ofList || answeredError(err) == nil {
+	if !cfg.ofList || session.AnsweredError(err) == nil {
 		return err
 	}
 	var queries []string
@@ -221,7 +221,7 @@ func (cfg *Config) freeRejected(ctx context.Context, s *session.Session, err err
 	if cfg.Session.Transaction {
 		queries = []string{"ROLLBACK"}
 	}
-	if err = insist(ctx, s, queries...); answeredError(err) == nil {
+	if err = insist(ctx, s, queries...); session.AnsweredError(err) == nil {
 		return err
 	}
 	return errors.New("free the locks under which no command runs: " + session.Rejected(err, "unlock").Error())

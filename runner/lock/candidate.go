@@ -286,7 +286,7 @@ func (p *reconnects) next(front bool, err error) time.Duration {
 	}
 	var e *session.Error
 	switch {
-	case front && (errors.As(err, &e) && e.LoginRejected || answeredError(err) != nil):
+	case front && (errors.As(err, &e) && e.LoginRejected || session.AnsweredError(err) != nil):
 		return p.answered.Half()
 	case !front || time.Since(p.since) > frontFor:
 		return p.backoff.Half()

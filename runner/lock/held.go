@@ -127,7 +127,7 @@ func (h *Held) Release(ctx context.Context) error {
 	queries = append(queries, h.endCallQuery()...)
 	staysForRole := h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.since) < briefTenure)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.ofList && !staysForRole})
-	if err != nil && answeredError(err) == nil {
+	if err != nil && session.AnsweredError(err) == nil {
 		return err
 	}
 	if staysForRole {

@@ -66,7 +66,7 @@ func ledgerError(err error) error {
 	if errors.Is(err, session.ErrSilent) { // the ledger waits for a lock for up to 3 s, longer than a short lease
 		return fmt.Errorf("%w while the ledger is to note the start (has another session locked its tables?)", err)
 	}
-	pgErr := answeredError(err)
+	pgErr := session.AnsweredError(err)
 	if pgErr == nil {
 		return err
 	}

@@ -134,7 +134,7 @@ var errNoRun = errors.New("the ledger has no such run of this role under way")
 // ledger has, and its answers don't show that the ledger has the end for each lock. The locks
 // are released in any case.
 func (h *Held) onlyLedgerFailed(err error, answers []session.Rows) bool {
-	return answeredError(err) != nil && h.owes(answers...)
+	return session.AnsweredError(err) != nil && h.owes(answers...)
 }
 
 // handleRejectedRecord is for the record of an end that the server has rejected with err in a

@@ -162,5 +162,5 @@ func (h *Held) awaitArrivalsQuery() (query []string) {
 // isArrivalTimeout says whether an error is that of awaitArrivalsQuery: it took too long, or the
 // server has no memory for one more lock.
 func (h *Held) isArrivalTimeout(err error) bool {
-	return answeredError(err) != nil && session.HasCode(err, session.LockNotAvailable, session.OutOfMemory) && len(h.awaitArrivalsQuery()) > 0
+	return session.AnsweredError(err) != nil && session.HasCode(err, session.LockNotAvailable, session.OutOfMemory) && len(h.awaitArrivalsQuery()) > 0
 }

@@ -141,7 +141,7 @@ func (x exchange) do(ctx context.Context) (released, tried error) {
 		queries = append(queries, x.drawQuery())
 	}
 	answers, err := x.list.Session.Ask(ctx, session.Request{SQL: queries})
-	if err != nil && answeredError(err) == nil {
+	if err != nil && session.AnsweredError(err) == nil {
 		return err, err
 	}
 	released, tried = x.read(answers)

@@ -72,7 +72,7 @@ func (w *waiter) tellObserver(ctx context.Context) error {
 	views, err := inspect.Views(ctx, w.s, w.cfg.Claim.Sought())
 	if err == nil {
 		o.Waiting(w.s.BackendPID(), views)
-	} else if answeredError(err) == nil { // no wait ends because others can't be described
+	} else if session.AnsweredError(err) == nil { // no wait ends because others can't be described
 		return err
 	}
 	return nil

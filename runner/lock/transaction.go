@@ -72,7 +72,7 @@ func (h *Held) endTransaction(ctx context.Context) error {
 	case err == nil:
 		h.checkRecorded(answers)
 		return nil
-	case answeredError(err) == nil:
+	case session.AnsweredError(err) == nil:
 		return err
 	}
 	// A list's next transaction could not begin in a failed one, which would also keep one of the

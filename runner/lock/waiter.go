@@ -227,7 +227,7 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	answers, err := w.s.Ask(later, session.Request{SQL: queries})
 	if err != nil {
 		// If the ledger failed, settle finds out more.
-		if !draws || !w.drawStartsRun(locks) || answeredError(err) == nil || len(answers[0]) == 0 {
+		if !draws || !w.drawStartsRun(locks) || session.AnsweredError(err) == nil || len(answers[0]) == 0 {
 			return false, w.cfg.rejected(err)
 		}
 		draws = false

@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"math"
 	"strconv"
 	"time"
@@ -32,7 +31,7 @@ func (s *Session) FollowedFor() (d time.Duration, promoted bool) {
 func (s *Session) LearnAge(ctx context.Context) error {
 	age, err := AskAge(ctx, s)
 	switch {
-	case err != nil && errors.As(err, new(*pgconn.PgError)) && s.EndError() == nil:
+	case AnsweredError(err) != nil:
 		return nil
 	case err != nil:
 		return err

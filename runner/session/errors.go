@@ -67,10 +67,19 @@ func FullError(text string) *Error {
 	return &Error{Kind: Unreachable, Full: true, err: errors.New(text)}
 }
 
+// AnsweredError is the server's error if the session has survived it, or nil. The error that ended
+// a session is wrapped in a LostError, and doesn't count.
+func AnsweredError(err error) (pgErr *pgconn.PgError) {
+	if errors.As(err, new(*LostError)) || !errors.As(err, &pgErr) {
+		return nil
+	}
+	return pgErr
+}
+
 // Rejected turns a server's error into one that names what the server rejected.
 func Rejected(err error, what string) error {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || errors.As(err, new(*LostError)) {
+	pgErr := AnsweredError(err)
+	if pgErr == nil {
 		return err
 	}
 	e := rejection(pgErr)
