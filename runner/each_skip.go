@@ -93,13 +93,13 @@ func (e *each) skipIfBarred(j *job, err error) error {
 
 // warnOnce warns of what is in the item's way. After that it only informs of such an event.
 func (e *each) warnOnce(j *job, event, text string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	level, warning := slog.LevelWarn, [2]string{j.item, event}
+	e.mu.Lock()
 	if e.warned[warning] {
 		level = slog.LevelInfo
 	}
 	e.warned[warning] = true
+	e.mu.Unlock()
 	j.log.Log(context.Background(), level, text, "event", event)
 }
 

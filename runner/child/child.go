@@ -66,9 +66,9 @@ type Config struct {
 	// this one, so SocketLinger has to be as long as they may live.
 	SharesSocket bool
 
-	// KeepGuard keeps the guard for another command, if it can take one (see Child.ReusableGuard). Such
-	// commands run in the guard's session, each in a group of its own. KeepGuard has no effect with
-	// a terminal, since a terminal sends signals to sessions and groups.
+	// KeepGuard keeps the guard for another command, if it can take one: see Child.ReusableGuard.
+	// Such commands run in the guard's session, each in a group of its own. KeepGuard has no effect
+	// with a terminal, since a terminal sends signals to sessions and groups.
 	KeepGuard bool
 }
 

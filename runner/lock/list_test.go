@@ -9,6 +9,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // openList opens the list of number 1.
@@ -44,7 +45,7 @@ func TestDelayStaysShown(t *testing.T) {
 	l := openList(t, cfg)
 	shown := func() (d describe.Description) {
 		t.Helper()
-		if err := l.Session.Ping(t.Context()); err != nil {
+		if _, err := l.Session.Query(t.Context(), session.PlainBeatQuery); err != nil {
 			t.Fatal(err)
 		}
 		text := query(t, server, "SELECT query FROM pg_stat_activity WHERE application_name = 'pglead:test@here'")[0]

@@ -158,7 +158,7 @@ hostssl all alice all scram-sha-256
 			s, err := session.Open(t.Context(), cfg)
 			if err == nil {
 				defer s.Close()
-				if err := s.Ping(t.Context()); err != nil {
+				if _, err := s.Query(t.Context(), session.PlainBeatQuery); err != nil {
 					t.Error(err)
 				}
 			}

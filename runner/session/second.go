@@ -48,7 +48,8 @@ func (s *Session) freshen(ctx context.Context) error {
 	if fresh {
 		return nil
 	}
-	return s.Ping(ctx)
+	_, err := s.Query(ctx, PlainBeatQuery)
+	return err
 }
 
 // Second returns the second session, which is at the address of this one. It opens that session at

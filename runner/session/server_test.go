@@ -41,14 +41,14 @@ func TestRoleDefaults(t *testing.T) {
 	eventually(t, "the statement has waited for longer than the role's time-outs", func() bool {
 		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query_start < clock_timestamp() - interval '2 s'")[0] == "1"
 	})
-	if err := holder.Ping(t.Context()); err != nil {
+	if _, err := holder.Query(t.Context(), session.PlainBeatQuery); err != nil {
 		t.Fatal(err)
 	}
 	query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d)", holder.BackendPID()))
 	if err := <-waited; err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Ping(t.Context()); err != nil {
+	if _, err := s.Query(t.Context(), session.PlainBeatQuery); err != nil {
 		t.Error(err)
 	}
 }
@@ -142,7 +142,7 @@ func TestTerminated(t *testing.T) {
 	if err := s.Err(); !strings.Contains(err.Error(), "administrator command (57P01)") {
 		t.Errorf("lost: %v", err)
 	}
-	if err := s.Ping(t.Context()); !errors.As(err, new(*session.LostError)) {
+	if _, err := s.Query(t.Context(), session.PlainBeatQuery); !errors.As(err, new(*session.LostError)) {
 		t.Errorf("a request on a lost session: %v", err)
 	}
 }

@@ -84,12 +84,6 @@ func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, e
 	return rt.answers[0].Only(columns)
 }
 
-// Ping asks the server for a sign of life. The Deadline then counts from this request.
-func (s *Session) Ping(ctx context.Context) error {
-	_, err := s.Query(ctx, PlainBeatQuery)
-	return err
-}
-
 // askConfirmed is Ask, but turns the server's warning that a commit was not confirmed into an
 // error.
 func (s *Session) askConfirmed(ctx context.Context, r Request) (*roundTrip, error) {
