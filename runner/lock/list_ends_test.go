@@ -34,11 +34,7 @@ func TestListHears(t *testing.T) {
 	run := func(l *lock.List, number int64, outcome ledger.Outcome) {
 		t.Helper()
 		i := takeItem(t, l, cfg, number, false)
-		h, err := i.Settle(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		ended(h, outcome)
+		ended(settleItem(t, i), outcome)
 		if released, _ := l.Exchange(i, nil); released != nil {
 			t.Fatal(released)
 		}

@@ -38,11 +38,8 @@ func TestExchange(t *testing.T) {
 	}
 	settle := func(i *lock.Item) *lock.Held {
 		t.Helper()
-		h, err := i.Settle(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ended(h, ledger.OK); !i.Fits() {
+		h := ended(settleItem(t, i), ledger.OK)
+		if !i.Fits() {
 			t.Fatal("what is held does not join")
 		}
 		return h
@@ -130,11 +127,7 @@ func TestJoins(t *testing.T) {
 		t.Error("an item that was listened for joins")
 	}
 	failed := takeItem(t, l, cfg, 12, false)
-	h, err := failed.Settle(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if ended(h, ledger.Failed); failed.Fits() {
+	if ended(settleItem(t, failed), ledger.Failed); failed.Fits() {
 		t.Error("an item that has failed joins")
 	}
 }
@@ -184,11 +177,7 @@ func TestUnheardEnd(t *testing.T) {
 func endedItem(t *testing.T, l *lock.List, cfg lock.Config) *lock.Item {
 	t.Helper()
 	i := takeItem(t, l, cfg, 11, false)
-	h, err := i.Settle(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended(h, ledger.OK)
+	ended(settleItem(t, i), ledger.OK)
 	return i
 }
 

@@ -34,6 +34,16 @@ func takeItem(t *testing.T, l *lock.List, cfg lock.Config, number int64, returni
 	return i
 }
 
+// settleItem settles a lock that takeItem has taken.
+func settleItem(t *testing.T, i *lock.Item) *lock.Held {
+	t.Helper()
+	h, err := i.Settle(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
 // TestDelayStaysShown: while an item's lock is held for the lock-delay, its session says so, also
 // when another item starts there: whoever finds that the session is silent has to wait for the
 // earlier holder for which the item waits.
@@ -78,9 +88,7 @@ func TestDelayStaysShown(t *testing.T) {
 	eventually(t, "the first item waits", func() bool { return shown().Delay > 0 })
 	shows("the first waits", longDelay, "first")
 	second := take(12, "second", false)
-	if _, err := second.Settle(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	settleItem(t, second)
 	shows("the second has started", longDelay, "first", "second")
 	if err := second.GiveBack(); err != nil {
 		t.Error(err)

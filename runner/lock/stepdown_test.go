@@ -154,9 +154,7 @@ func TestLockedCatalog(t *testing.T) {
 	cfg := config(t, server.DSN("postgres"), exclusive(7))
 	a, l := acquire(t, cfg), openList(t, cfg)
 	item := takeItem(t, l, cfg, 8, false)
-	if _, err := item.Settle(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	settleItem(t, item)
 	pids := fmt.Sprintf("%d, %d", a.Session.BackendPID(), l.Session.BackendPID())
 	eventually(t, "both have sent their first heartbeat", func() bool {
 		return do("SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock_shared(%' AND pid IN ("+pids+")") == "2"
