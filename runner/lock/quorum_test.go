@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -152,6 +153,27 @@ func TestQuorumOnOtherHost(t *testing.T) {
 	<-c.done
 	if kindOf(c.err) != session.Unreachable || !strings.Contains(c.err.Error(), "standbys do not confirm") {
 		t.Errorf("no host has standbys: %v", c.err)
+	}
+}
+
+// TestQuorumBeforeDelay: a lock-delay does not begin before the standbys have confirmed a commit:
+// until then they may follow another primary, whose holders' commands would outlive the delay.
+func TestQuorumBeforeDelay(t *testing.T) {
+	t.Parallel()
+	server := start(t, map[string]string{"synchronous_standby_names": "gone"})
+	cfg := withQuorum(config(t, server.DSN("postgres"), exclusive(7)))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cfg.Observer.Delayed = func(time.Time) {
+		t.Error("the delay has begun")
+		cancel()
+	}
+	returning := lock.NewBid(open(t, cfg), cfg, true)
+	if !try(t, returning) {
+		t.Fatal("the lock is not free")
+	}
+	if _, err := returning.Settle(ctx); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "standbys do not confirm") {
+		t.Errorf("without the standbys: %v", err)
 	}
 }
 
