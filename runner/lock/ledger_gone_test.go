@@ -1,6 +1,8 @@
 package lock_test
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -65,5 +67,30 @@ func TestLedgerGone(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestLedgerGoneUnsure: the ledger is dropped just before a start that comes back to the lock, and has
+// heard nothing. Its open runs are not all that may be alive, so the start waits as without a ledger.
+func TestLedgerGoneUnsure(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	delays := 0
+	cfg.Observer.Delayed = func(until time.Time) {
+		if !until.IsZero() {
+			delays++
+		}
+		cancel()
+	}
+	returning := lock.NewBid(open(t, cfg), cfg, true)
+	if !try(t, returning) {
+		t.Fatal("the lock is not free")
+	}
+	query(t, server, "DROP SCHEMA pglead CASCADE")
+	if _, err := returning.Settle(ctx); !errors.Is(err, context.Canceled) || delays != 1 {
+		t.Errorf("%d delays, and then %v", delays, err)
 	}
 }
