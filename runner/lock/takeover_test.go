@@ -305,3 +305,48 @@ func TestRepeatedWords(t *testing.T) {
 	}
 	t.Error("it has not had its turn")
 }
+
+// TestLostReader: nobody is told that a reader which has lost its lock is dead, unlike a writer: its
+// word could speak for earlier readers, whose commands may be alive.
+func TestLostReader(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	for name, claim := range map[string]lock.Claim{"reader": shared(7), "writer": exclusive(7)} {
+		cfg := config(t, server.DSN("postgres"), claim)
+		hearer := openOnly(t, cfg)
+		var said []string // by the session's reader, before each answer
+		hearer.OnNotify("pglead.1.7", func(_ uint32, payload string) { said = append(said, payload) })
+		if _, err := hearer.Query(t.Context(), `LISTEN "pglead.1.7"`); err != nil {
+			t.Fatal(err)
+		}
+		h := acquire(t, cfg)
+		tear(t, server, h)
+		<-h.Lost()
+		lock.ReportLostRuns(t.Context(), h)
+		if _, err := hearer.Query(t.Context(), "SELECT 1"); err != nil {
+			t.Fatal(err)
+		}
+		var want []string
+		if !claim.Shared {
+			want = []string{fmt.Sprintf("dead %d %d 0", h.Token, lease.Milliseconds())}
+		}
+		if !slices.Equal(said, want) {
+			t.Errorf("%s: heard %q, want %q", name, said, want)
+		}
+	}
+}
+
+// TestReusedNumber: who reports that a run is lost ends its session, if the server still has it, but
+// no other session that has its number by now. Here the run's own looks like another's.
+func TestReusedNumber(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	h := acquire(t, config(t, server.DSN("postgres"), exclusive(7)))
+	if _, err := h.Session.Query(t.Context(), fmt.Sprintf("SET application_name = 'pglead:#%d test@here'", h.Token+1)); err != nil {
+		t.Fatal(err)
+	}
+	lock.ReportLostRuns(t.Context(), h)
+	if _, err := h.Session.Query(t.Context(), "SELECT 1"); err != nil {
+		t.Errorf("another's session was ended: %v", err)
+	}
+}
