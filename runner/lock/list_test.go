@@ -2,6 +2,7 @@ package lock_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -131,5 +132,25 @@ func TestKeptAreBounded(t *testing.T) {
 	l.Item(cfg, true).Close() // nobody comes back to it any more
 	if !kept(lock.MostKept) {
 		t.Error("no room for another one")
+	}
+}
+
+// TestInterruptedItem: an item whose start is interrupted leaves its lock to others, though the
+// list's session goes on.
+func TestInterruptedItem(t *testing.T) {
+	t.Parallel()
+	cfg := config(t, start(t, nil).DSN("postgres"), exclusive(11))
+	l := openList(t, cfg)
+	i := takeItem(t, l, cfg, 11, true)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := i.Settle(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("an interrupted start: %v", err)
+	}
+	if !try(t, bid(t, cfg)) {
+		t.Error("the lock is not free")
+	}
+	if err := l.Session.EndError(); err != nil {
+		t.Errorf("the list's session has ended: %v", err)
 	}
 }
