@@ -132,6 +132,22 @@ func TestJoins(t *testing.T) {
 	}
 }
 
+// TestNotedBeforeFree: an item's end is noted in the ledger before its lock is free.
+func TestNotedBeforeFree(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(11)))
+	l := openList(t, cfg)
+	i := takeItem(t, l, cfg, 11, false)
+	ended(settleItem(t, i), ledger.OK)
+	if err, _ := l.Exchange(i, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := rows(t, server); got != "nightly ok f t f" {
+		t.Errorf("the row: %s", got)
+	}
+}
+
 // TestUnheardEnd: a lock is released although the server rejects the announcement of the end. A
 // server does so when its queue of notifications is full; since that takes 8 GB, here a missing
 // right is the reason.
