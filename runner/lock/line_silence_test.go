@@ -201,6 +201,38 @@ func TestSilenceAfterBareStatement(t *testing.T) {
 	}
 }
 
+// TestStartDuringSilence: a start that is heard after the look which proves a holder's silence still
+// counts when that holder's session is ended: a server that ends a session frees its lock first, and
+// somebody else may have it. Until then the waiter leaves the holder the time for its kill twice,
+// since a busy machine may kill late.
+func TestStartDuringSilence(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	plain(t, dsn, "SELECT pg_advisory_lock(7)", fmt.Sprintf("/*pglead beat='5',lease='%v'*/ SELECT 1", lease))
+	starter := plain(t, dsn)
+	var looked, ends time.Time
+	waiting := config(t, newSlowRelay(t, server, func(sql string) string {
+		switch {
+		case strings.Contains(sql, "MATERIALIZED") && looked.IsZero():
+			looked = time.Now()
+		case strings.Contains(sql, "pg_terminate_backend(pid) ELSE false END"):
+			ends = time.Now()
+			run(t, starter, fmt.Sprintf("SELECT pg_notify('pglead.1.7', 'started %d %d 0')", int64(1)<<48|9999, lease.Milliseconds()))
+		}
+		return sql
+	}), exclusive(7))
+	waiting.LockDelay = time.Second // shorter than what the holder's settings require
+	next := contend(t, waiting)
+	waitsBeside(t, next)
+	if !slices.Contains(next.said(), "silent") {
+		t.Fatalf("it said %v", next.said())
+	}
+	if silent, least := ends.Sub(looked), leasetime.DeadAfter(lease, 0)+leasetime.ForKill(lease); silent < least {
+		t.Errorf("the session is ended %v after the first look at it, and not after %v", silent, least)
+	}
+}
+
 // TestShowsItself: a list's session shows others that it is alive, and how long its commands outlive
 // a lock, also after it has stopped listening for an item: an UNLISTEN has no comment.
 func TestShowsItself(t *testing.T) {
