@@ -56,8 +56,9 @@ func TestTokenSurvivesCrash(t *testing.T) {
 	dsn := as(t, server, "hasty")
 	query(t, server, "ALTER ROLE hasty SET synchronous_commit = off")
 	last := int64(0)
-	for range 3 {
-		h := acquire(t, config(t, dsn, exclusive(1)))
+	cfg := config(t, dsn, exclusive(1))
+	for _, cfg := range []lock.Config{cfg, cfg, inTransaction(cfg), inTransaction(cfg)} {
+		h := acquire(t, cfg)
 		if err := server.Stop(syscall.SIGQUIT); err != nil {
 			t.Fatal(err)
 		}
