@@ -22,6 +22,7 @@ func TestCloseDead(t *testing.T) {
 		closes int64
 	}{
 		"nothing is dead yet":          {[]ledger.OpenRun{brief(5)}, 9 * time.Second, time.Second, 0},
+		"the lock-delay is longer":     {[]ledger.OpenRun{{Token: 5, Lease: lease / 5}}, 9 * time.Second, time.Second, 0},
 		"one is dead":                  {[]ledger.OpenRun{brief(5)}, 10 * time.Second, 0, 5},
 		"the later one may be alive":   {[]ledger.OpenRun{long(7), brief(5)}, 12 * time.Second, 2 * time.Second, 5},
 		"the earlier one may be alive": {[]ledger.OpenRun{long(5), brief(7)}, 12 * time.Second, 2 * time.Second, 0},
