@@ -174,6 +174,20 @@ func TestLedgerUnheard(t *testing.T) {
 	}
 }
 
+// TestLedgerBlind: another program, which has no token that anybody could ask the ledger about, frees
+// the lock. The waiter waits, though the ledger has the end of the last run that it knows.
+func TestLedgerBlind(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	release(t, acquire(t, cfg))
+	other := plain(t, dsn, "SELECT pg_advisory_lock(7)")
+	waiter := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	run(t, other, "SELECT pg_advisory_unlock(7)")
+	waitsBeside(t, waiter)
+}
+
 // TestLedgerBurst: a waiter that was named makes its many tries and the draw with the ledger's
 // question in one request. Meanwhile its session is ended. The waiter goes on to wait in its old
 // place.
