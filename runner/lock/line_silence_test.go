@@ -233,6 +233,40 @@ func TestStartDuringSilence(t *testing.T) {
 	}
 }
 
+// TestSpokeAfterAll: a holder that speaks again just before its session would be ended for its silence
+// has not been silent: its session goes on, and its command may be alive when the lock comes free.
+func TestSpokeAfterAll(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	says := func(beat int) string { return fmt.Sprintf("/*pglead beat='%d',lease='%v'*/ SELECT 1", beat, lease) }
+	holder := plain(t, dsn, "SELECT pg_advisory_lock(7)", says(5))
+	spoke := make(chan struct{})
+	waiting := config(t, newSlowRelay(t, server, func(sql string) string {
+		if strings.Contains(sql, "pg_terminate_backend(pid) ELSE false END") {
+			select {
+			case <-spoke:
+			default:
+				run(t, holder, says(6))
+				close(spoke)
+			}
+		}
+		return sql
+	}), exclusive(7))
+	waiting.LockDelay = time.Second
+	next := contend(t, waiting)
+	select {
+	case <-spoke:
+	case <-time.After(longest):
+		t.Fatal("nobody would end its session")
+	}
+	run(t, holder, "SELECT pg_advisory_unlock(7)")
+	waitsBeside(t, next)
+	if slices.Contains(next.said(), "silent") {
+		t.Errorf("it said %v: %q", next.said(), next.texts)
+	}
+}
+
 // TestShowsItself: a list's session shows others that it is alive, and how long its commands outlive
 // a lock, also after it has stopped listening for an item: an UNLISTEN has no comment.
 func TestShowsItself(t *testing.T) {
