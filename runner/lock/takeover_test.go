@@ -306,6 +306,37 @@ func TestRepeatedWords(t *testing.T) {
 	t.Error("it has not had its turn")
 }
 
+// TestEarlyStart: who starts before its delay is over, since it has heard of its predecessor's end
+// alone, can't say at its own end that the commands of all earlier holders are dead.
+func TestEarlyStart(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	hearer := openOnly(t, cfg)
+	var said []string // by the session's reader, before each answer
+	hearer.OnNotify("pglead.1.7", func(_ uint32, payload string) { said = append(said, payload) })
+	if _, err := hearer.Query(t.Context(), `LISTEN "pglead.1.7"`); err != nil {
+		t.Fatal(err)
+	}
+	h := acquire(t, cfg) // at its first try, so it knows nothing of earlier ones
+	early := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	tear(t, server, h)
+	holdsAndWaits(t, early)
+	lock.ReportLostRuns(t.Context(), h)
+	held := early.held(t)
+	contend(t, cfg) // otherwise nothing is said
+	inLine(t, server, id(7), 1)
+	release(t, held)
+	if _, err := hearer.Query(t.Context(), "SELECT 1"); err != nil {
+		t.Fatal(err)
+	}
+	end := slices.IndexFunc(said, func(s string) bool { return strings.HasPrefix(s, fmt.Sprintf("clean %d ", held.Token)) })
+	if end < 0 || strings.Contains(said[end], " all") {
+		t.Errorf("it said %q", said)
+	}
+}
+
 // TestLostReader: nobody is told that a reader which has lost its lock is dead, unlike a writer: its
 // word could speak for earlier readers, whose commands may be alive.
 func TestLostReader(t *testing.T) {
