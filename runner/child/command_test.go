@@ -131,13 +131,16 @@ func TestScriptWithoutInterpreterLine(t *testing.T) {
 	}
 }
 
-// TestTooLate: a command is not started after the deadline, however it passed.
+// TestTooLate: a command is not started after the deadline, whether that had passed before the guard
+// was asked, or passed before the guard came to it.
 func TestTooLate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "started")
-	g := newGuard(t, nil)
-	_, err := g.StartCommand(t.Context(), child.Config{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now().Add(-1)})
-	if err == nil {
-		t.Error("started after the deadline")
+	late := child.Config{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now().Add(-1)}
+	if _, err := newGuard(t, nil).StartCommand(t.Context(), late); !errors.Is(err, child.ErrTooLate) {
+		t.Errorf("the guard is asked to start it: %v", err)
+	}
+	if err := child.AskToStart(newGuard(t, nil), late); !errors.Is(err, child.ErrTooLate) {
+		t.Errorf("the guard starts it: %v", err)
 	}
 	if _, err := os.Stat(file); err == nil {
 		t.Error("the command ran")

@@ -11,6 +11,18 @@ func GuardPID(c *Child) int { return c.guard.pid }
 // UnusedPID is the process number of a guard without a command.
 func UnusedPID(g *Guard) int { return g.pid }
 
+// AskToStart asks a guard to start a command, as StartCommand does in a process that is stopped after
+// it has looked at the time, and ends the guard.
+func AskToStart(g *Guard, cfg Config) error {
+	err := writeMessage(g.control, msgStart, g.request(cfg))
+	if err == nil {
+		_, _, err = g.awaitStart(&startAnswer{}, cfg)
+	}
+	g.hangUp()
+	g.reap()
+	return err
+}
+
 // HangUp does what the guard would see if this process died.
 func HangUp(c *Child) { c.guard.hangUp() }
 

@@ -3,6 +3,7 @@ package child_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -51,12 +52,16 @@ func TestSocket(t *testing.T) {
 }
 
 // TestSharedSocket: when the deadline has passed, a guard that shares its socket with others leaves
-// the connection to a pglead that has heard of that. One that doesn't ends it.
+// the connection to a pglead that has heard of that, and releases nothing by it. One that doesn't
+// ends it.
 func TestSharedSocket(t *testing.T) {
 	for name, shares := range map[string]bool{"alone": false, "shared": true} {
 		t.Run(name, func(t *testing.T) {
 			here, there := socketPair(t)
-			c := startRoleWith(t, here, child.Config{Deadline: boottime.Now().Add(3 * time.Second), SharesSocket: shares, SocketLinger: time.Hour}, "sleep", t.TempDir())
+			c := startRoleWith(t, here, child.Config{
+				Deadline: boottime.Now().Add(3 * time.Second), SharesSocket: shares, SocketLinger: time.Hour,
+				Release: []byte("bye"), ReleaseEndsSession: !shares,
+			}, "sleep", t.TempDir())
 			if r := await(t, c); r.Ending != child.LeaseOver {
 				t.Errorf("%+v, want LeaseOver", r)
 			}
@@ -69,8 +74,12 @@ func TestSharedSocket(t *testing.T) {
 			if err := there.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := there.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) != shares {
-				t.Errorf("read after the guard's end: %v", err)
+			want := "bye"
+			if shares {
+				want = ""
+			}
+			if said, err := io.ReadAll(there); errors.Is(err, os.ErrDeadlineExceeded) != shares || string(said) != want {
+				t.Errorf("the guard says %q, and then %v", said, err)
 			}
 		})
 	}

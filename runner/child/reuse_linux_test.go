@@ -197,7 +197,7 @@ func TestOrdersAreNotForTheNext(t *testing.T) {
 	old.Kill()
 	old.TellLost()
 	old.Signal(unix.SIGKILL)
-	old.Renew(boottime.Now().Add(3 * time.Hour))
+	old.Renew(boottime.Now().Add(4 * time.Hour)) // later than its last one, which would otherwise be kept back
 	pids := awaitRecords(dir, 1)
 	r := await(t, c)
 	assertDead(t, pids)
