@@ -119,6 +119,7 @@ func TestCommitElsewhere(t *testing.T) {
 		"here":        {"r7,1,*,here,on,9,token", "r7,1,*,here,9", ""},
 		"there":       {"r7,1,*,there,on,9,token", "r7,1,*,there,9", "another server"},
 		"there after": {"r7,1,*,here,on,9,token", "r8,1,*,there,9", "another server"},
+		"here after":  {"r7,1,*,there,on,9,token", "r8,1,*,here,9", "another server"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := answered(t, time.Hour, nil)
@@ -139,6 +140,33 @@ func TestCommitElsewhere(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestCommitMayHaveWaited: a commit counts as confirmed only if the names of the standbys were there all
+// the time, and as many standbys as they ask for have its position. Otherwise it is repeated or,
+// where no names are left, in vain.
+func TestCommitMayHaveWaited(t *testing.T) {
+	for name, tt := range map[string]struct {
+		commit, after string
+		confirmed     bool
+		kind          Kind
+	}{
+		"it has waited":                    {"7,1,*,here,on,9", "7,1,*,here,9", true, 0},
+		"by two backends":                  {"7,1,*,here,on,9", "8,2,*,here,9", true, 0},
+		"the settings were read meanwhile": {"7,1,*,here,on,9", "7,2,*,here,9", false, 0},
+		"the standby is behind":            {"7,1,*,here,on,9", "7,1,*,here,8", false, 0},
+		"there is no standby":              {"7,1,*,here,on,9", "7,1,*,here,", false, 0},
+		"no names":                         {"7,1,,here,on,9", "7,1,*,here,9", false, NoStandbys},
+		"no names any more":                {"7,1,*,here,on,9", "7,1,,here,9", false, NoStandbys},
+	} {
+		s := &Session{}
+		s.noteIdentity("here")
+		confirmed, err := s.judgeCommit([]Rows{{strings.Split(tt.commit, ",")}, {strings.Split(tt.after, ",")}})
+		e := &Error{}
+		if errors.As(err, &e); confirmed != tt.confirmed || e.Kind != tt.kind || (err != nil) != (tt.kind != 0) {
+			t.Errorf("%s: confirmed %t, %v", name, confirmed, err)
+		}
 	}
 }
 
