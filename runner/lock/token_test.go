@@ -104,15 +104,20 @@ func TestRoleDefaults(t *testing.T) {
 }
 
 // TestLyingServer: servers exist that answer true and lock nothing. This one is PostgreSQL whose
-// function is replaced by one that does so.
+// functions are replaced by some that do so.
 func TestLyingServer(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
-	query(t, server, `CREATE OR REPLACE FUNCTION pg_catalog.pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'`)
-	c := contend(t, config(t, server.DSN("postgres"), exclusive(7)))
-	<-c.done
-	if kindOf(c.err) != session.Unsafe || !strings.Contains(c.err.Error(), "pg_locks") {
-		t.Errorf("Acquire: %v, want a refusal", c.err)
+	for _, function := range []string{"pg_try_advisory_lock", "pg_try_advisory_xact_lock"} {
+		query(t, server, "CREATE OR REPLACE FUNCTION pg_catalog."+function+"(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'")
+	}
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	for name, cfg := range map[string]lock.Config{"session": cfg, "transaction": inTransaction(cfg)} {
+		c := contend(t, cfg)
+		<-c.done
+		if kindOf(c.err) != session.Unsafe || !strings.Contains(c.err.Error(), "pg_locks") {
+			t.Errorf("%s: %v, want a refusal", name, c.err)
+		}
 	}
 }
 
