@@ -26,7 +26,7 @@ import (
 // what was heard, is tested in package evidence; when a waiter tries and looks, in package crowd.
 const index = `
 line, line_marks, line_arrival, line_room, line_dormant, line_watch, fairness, stepdown  the line, and its order
-takeover, line_silence, relay, slowrelay, clock_linux, reconnect                         taking over, by kind of end
+takeover, line_silence, line_silence_enough, relay, slowrelay, clock_linux, reconnect                         taking over, by kind of end
 several, slots, shared, conflicts, prepared                                              the claim
 nonsense_answers, names                                                                  what servers, and sessions' names, say
 token, interrupted, warmup, release, full_queue                                          the start and the end
