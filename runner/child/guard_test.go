@@ -131,15 +131,25 @@ func TestGuardKilled(t *testing.T) {
 
 // TestStoppedGuard: if the guard is stopped, this process ends the tree in its place.
 func TestStoppedGuard(t *testing.T) {
-	c, pids := startTree(t, child.Config{}, 5)
-	if err := unix.Kill(child.GuardPID(c), unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	c.TellLost()
-	r := await(t, c)
-	assertDead(t, pids)
-	if r.Ending != child.GuardLate {
-		t.Errorf("%+v, want GuardLate", r)
+	for name, end := range map[string]func(*child.Child){"the loss": (*child.Child).TellLost, "an order": (*child.Child).Kill} {
+		t.Run(name, func(t *testing.T) {
+			c, pids := startTree(t, child.Config{}, 5)
+			guard := child.GuardPID(c)
+			if err := unix.Kill(guard, unix.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if t.Failed() { // otherwise the cleanup would wait for the guard for ever
+					_ = unix.Kill(guard, unix.SIGCONT)
+				}
+			}()
+			end(c)
+			r := await(t, c)
+			assertDead(t, pids)
+			if r.Ending != child.GuardLate {
+				t.Errorf("%+v, want GuardLate", r)
+			}
+		})
 	}
 }
 

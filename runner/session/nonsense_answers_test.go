@@ -143,6 +143,21 @@ func TestCommitElsewhere(t *testing.T) {
 	}
 }
 
+// TestSecondElsewhere: without a quorum, too, what a second session says counts only if that is on the
+// server that has the lock.
+func TestSecondElsewhere(t *testing.T) {
+	for answer, want := range map[string]string{"rhere,token": "token", "rthere,token": ""} {
+		s := answered(t, time.Hour, nil)
+		s.noteIdentity("here")
+		s.second = answered(t, time.Hour, []byte(answer))
+		row, err := s.AskSecond(t.Context(), "the columns")
+		e := &Error{}
+		if errors.As(err, &e); strings.Join(row, " ") != want || (want == "") != (e.Kind == Unreachable) {
+			t.Errorf("%s: %q, %v", answer, row, err)
+		}
+	}
+}
+
 // TestCommitMayHaveWaited: a commit counts as confirmed only if the names of the standbys were there all
 // the time, and as many standbys as they ask for have its position. Otherwise it is repeated or,
 // where no names are left, in vain.
