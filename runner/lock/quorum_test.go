@@ -40,7 +40,10 @@ func startWithStandby(t *testing.T) *localpg.Server {
 
 func TestQuorum(t *testing.T) {
 	t.Parallel()
-	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
+	primary := start(t, map[string]string{
+		"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms",
+		"wal_sender_timeout": "0", // a stopped standby still seems to be there
+	})
 	cfg := withQuorum(config(t, primary.DSN("postgres"), exclusive(7)))
 	cfg.Wait = 0
 
@@ -57,10 +60,10 @@ func TestQuorum(t *testing.T) {
 	}
 	t.Cleanup(remove)
 	h := acquire(t, cfg)
-	s := h.Session
-	keeps(t, s, 2*leasetime.BeatEvery(lease))
+	ordinary := acquire(t, withQuorum(config(t, as(t, primary, "cron"), exclusive(8)))) // it can't see how far the standby is
+	keeps(t, h.Session, 2*leasetime.BeatEvery(lease))
 
-	// The standby is stopped: the lock is lost, even if an administrator releases the hanging
+	// The standby is stopped: the locks are lost, even if an administrator releases the hanging
 	// commits.
 	if err := standby.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -77,16 +80,18 @@ func TestQuorum(t *testing.T) {
 	cancelling := make(chan struct{})
 	go func() {
 		defer close(cancelling)
-		for s.Err() == nil {
+		for h.Err() == nil || ordinary.Err() == nil {
 			_, _ = primary.Query("postgres", "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
 			time.Sleep(50 * time.Millisecond)
 		}
 	}()
-	await(t, s)
-	<-cancelling
-	if err := s.Err(); !strings.Contains(err.Error(), "synchronous standbys") {
-		t.Errorf("lost: %v", err)
+	for _, lost := range []*lock.Held{h, ordinary} {
+		await(t, lost.Session)
+		if err := lost.Err(); !strings.Contains(err.Error(), "synchronous standbys") {
+			t.Errorf("lost: %v", err)
+		}
 	}
+	<-cancelling
 
 	// The standby takes over, and the next token is larger.
 	for _, pid := range append(strings.Fields(string(receivers)), strconv.Itoa(standby.PID())) {
