@@ -183,3 +183,51 @@ func atoi(t *testing.T, text string) (n int) {
 	}
 	return n
 }
+
+// TestFenceOfReader: a reader's transaction that goes on after its end is in the way of the next
+// writer, also if another reader has started meanwhile.
+func TestFenceOfReader(t *testing.T) {
+	server := remembering(t, nil)
+	query(t, server, table)
+	a, b, job := connect(t, server, "cron"), connect(t, server, "cron"), connect(t, server, "other")
+	reads := func(conn *pgconn.PgConn) starting {
+		run(t, conn, "SELECT pg_advisory_lock_shared(7)")
+		s := of(token(t, conn))
+		s.sure, s.shared = true, true
+		expect(t, "a reader", run(t, conn, s.rest()), "started")
+		return s
+	}
+	writer := fenced(t, a) // so that the lock's own row is not a reader's
+	run(t, a, finish(7, writer.token, "ok")+"; SELECT pg_advisory_unlock(7)")
+	first := reads(a)
+	run(t, job, "BEGIN;"+fence(first.token)+";"+write(first.token))
+	run(t, a, finish(7, first.token, "ok")+"; SELECT pg_advisory_unlock_shared(7)")
+	second := reads(b)
+	run(t, job, "SELECT 1") // it is in no reader's way
+	run(t, b, finish(7, second.token, "ok")+"; SELECT pg_advisory_unlock_shared(7)")
+	run(t, a, "SELECT pg_advisory_lock(7)")
+	expect(t, "a writer", run(t, a, of(token(t, a)).rest()), "started")
+	if _, err := try(t, job, "COMMIT"); err == nil {
+		t.Error("a reader's transaction was committed after a writer's start")
+	}
+}
+
+// TestFenceCutOff: a run is cut off while its fence waits for the marker that it shares. The fence
+// refuses.
+func TestFenceCutOff(t *testing.T) {
+	server := remembering(t, nil)
+	a, job := connect(t, server, "cron"), connect(t, server, "other")
+	old := fenced(t, a)
+	holds := connect(t, server, localpg.Superuser)
+	run(t, holds, fmt.Sprintf("SELECT pg_advisory_lock(pglead.marker_1(7, 1::smallint, %d))", old.token))
+	fences := make(chan error, 1)
+	go func() { fences <- job.Exec(t.Context(), fence(old.token)).Close() }()
+	testserver.Eventually(t, "the fence waits", func() bool {
+		return query(t, server, fmt.Sprintf("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %d", job.PID())) == "Lock"
+	})
+	query(t, server, "UPDATE pglead.lock SET cut = clock_timestamp()")
+	run(t, holds, "SELECT pg_advisory_unlock_all()")
+	if err := <-fences; code(err) != "LE001" {
+		t.Errorf("a fence of a run that was cut off meanwhile: %v", err)
+	}
+}

@@ -1,6 +1,7 @@
 package ledger_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 func TestStart(t *testing.T) {
@@ -31,6 +33,16 @@ func TestStart(t *testing.T) {
 	expect(t, "another role's, for the session that has it", run(t, other, forged.rest()), "busy 1")
 	forged.backend = run(t, b, "SELECT pg_backend_pid()")
 	expect(t, "for a session that has it not", run(t, b, forged.rest()), "busy 1")
+	elsewhere, err := pgconn.Connect(t.Context(), strings.Replace(server.DSN("template1"), "user="+localpg.Superuser, "user=cron", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer elsewhere.Close(context.Background())
+	forged.backend = run(t, elsewhere, "SELECT pg_backend_pid() FROM pg_advisory_lock(7)")
+	expect(t, "for a session that has it in another database", run(t, b, forged.rest()), "busy 1")
+	reader := of(token(t, b))
+	reader.numbers, reader.backend = "9", run(t, b, "SELECT pg_backend_pid() FROM pg_advisory_lock_shared(9)")
+	expect(t, "a writer, for a session that reads", run(t, a, reader.rest()), "busy 1")
 
 	expect(t, "the end by another role", run(t, other, finish(7, first.token, "ok")), "")
 	expect(t, "the end of another token", run(t, a, finish(7, first.token+1, "ok")), "")
