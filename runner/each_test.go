@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 func id(n int64) lockkey.ID { return lockkey.ID{Number: n} }
@@ -38,6 +39,40 @@ func TestHearOfOwn(t *testing.T) {
 		if end, ended := e.ends.of(id(7)); end != (itemEnd{ok: ok, here: true}) || !ended {
 			t.Errorf("ok %v: %+v, ended %v", ok, end, ended)
 		}
+	}
+}
+
+// TestRunMeanwhile: an item that another worker on the list has run between this worker's look and the
+// grant is skipped, and its lock is free.
+func TestRunMeanwhile(t *testing.T) {
+	server, item := testserver.Start(t, nil), "1"
+	e := &each{
+		process: &process{}, warned: map[[2]string]bool{}, jobs: jobs{active: map[lockkey.ID]*job{}}, ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
+		cfg: EachConfig{
+			Config: Config{Lock: lockOn(t, server)}, Progress: func(Tally) {},
+			Task: func(item string) Task { return Task{Key: item, ID: id(1), Command: []string{"true"}} },
+		},
+	}
+	list, err := e.openList(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer list.Close()
+	w := &worker{each: e, list: list, upNext: &item}
+	j, err := w.pick(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := w.swap(nil, j)
+	if tried != nil || !j.lock.Granted() {
+		t.Fatalf("granted %t, %v", j.lock.Granted(), tried)
+	}
+	e.hear(id(1), true)
+	if ready, err := w.settleOrSkip(t.Context(), j, tried); ready || err != nil || e.tally.Done != 1 {
+		t.Errorf("ready %t, %v, %+v", ready, err, e.tally)
+	}
+	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {
+		t.Error("its lock is still held")
 	}
 }
 
