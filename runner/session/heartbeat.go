@@ -86,28 +86,38 @@ func (s *Session) beats() bool {
 // BeatAt sets the boot time at which the next heartbeat is sent. Later ones follow at intervals of
 // Heartbeat.Every. A heartbeat that is already on the wire does not count as the next one.
 func (s *Session) BeatAt(at boottime.Instant) {
-	var err error
 	s.mu.Lock()
-	s.beatAt = at
-	if s.timer != nil {
-		err = s.timer.Set(min(at, s.deadline()))
-	}
+	err := s.setBeat(at)
 	s.mu.Unlock()
 	if err != nil {
 		s.failTimer(err)
 	}
 }
 
-// nextBeat is the next heartbeat, and when it is due. If it asks nothing, the answer to any request
+// setBeat is BeatAt. It is called with the mutex locked.
+func (s *Session) setBeat(at boottime.Instant) error {
+	s.beatAt = at
+	if s.timer == nil {
+		return nil
+	}
+	return s.timer.Set(min(at, s.deadline()))
+}
+
+// nextBeat is the heartbeat, and whether it is due now. It sets the next one, before this one is
+// sent, since its Then may set another time. If a heartbeat asks nothing, the answer to any request
 // will do.
-func (s *Session) nextBeat() (beat Heartbeat, due boottime.Instant) {
+func (s *Session) nextBeat() (beat Heartbeat, due bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	beat, due = s.heartbeat, s.beatAt
+	now, at := s.clock.now(), s.beatAt
+	beat = s.heartbeat
 	if beat.Then == nil && !beat.commit {
-		due = max(due, s.provenAt.Add(beat.Every))
+		at = max(at, s.provenAt.Add(beat.Every))
 	}
-	return beat, due
+	if now < at {
+		return beat, false, s.setBeat(at)
+	}
+	return beat, true, s.setBeat(now.Add(beat.Every))
 }
 
 // failTimer ends the session because its timer has failed, unless the session is closed.
@@ -130,13 +140,14 @@ func (s *Session) beat(timer timer) {
 		if s.ExpireIfDue() {
 			return
 		}
-		now := s.clock.now()
-		beat, due := s.nextBeat()
-		if now < due {
-			s.BeatAt(due)
+		beat, due, err := s.nextBeat()
+		if err != nil {
+			s.failTimer(err)
+			return
+		}
+		if !due {
 			continue
 		}
-		s.BeatAt(now.Add(beat.Every)) // before the request, since Then may set another time
 		select {
 		case s.onWire <- struct{}{}:
 			if _, err := s.transmit(s.takeRequest()); err != nil {
