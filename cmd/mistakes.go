@@ -103,7 +103,7 @@ func flagMistake(cmd *cobra.Command, err error) error {
 	case errors.As(err, &unknown):
 		name := unknown.GetSpecifiedName()
 		if letters := unknown.GetSpecifiedShortnames(); letters != "" {
-			name = letters
+			name, _, _ = strings.Cut(letters, "=") // consul's flags have one dash
 		}
 		meant := meantFlag(cmd.Flags(), name)
 		switch {
@@ -118,6 +118,9 @@ func flagMistake(cmd *cobra.Command, err error) error {
 		}
 	case errors.As(err, &value):
 		err = badValue("--"+value.GetFlag().Name, value.GetFlag(), value.GetValue(), value.Unwrap())
+		if word, _, _ := strings.Cut(value.GetFlag().Shorthand+value.GetValue(), "="); word == "timeout" || word == "try" {
+			hint = "did you mean --wait, as consul lock's -" + word + "?"
+		}
 	}
 	return usagef(hint, "%w", err)
 }
@@ -125,7 +128,9 @@ func flagMistake(cmd *cobra.Command, err error) error {
 // hintForOthers is a hint for a flag that flock or consul lock has.
 func hintForOthers(name string) string {
 	switch name {
-	case "n", "nb", "nonblock":
+	case "n":
+		return "as flock -n: without --wait the lock is tried once; as consul lock -n: --slots"
+	case "nb", "nonblock":
 		return "without --wait the lock is tried once, as by flock -n"
 	case "x", "e", "exclusive":
 		return "the lock is exclusive, unless there is --shared"
@@ -133,6 +138,10 @@ func hintForOthers(name string) string {
 		return "for a shell's syntax: -- sh -c 'COMMAND LINE'"
 	case "ttl":
 		return "did you mean --lease?"
+	case "child-exit-code", "pass-stdin":
+		return "leave it out: the exit status and standard input are the command's own"
+	case "monitor-retry":
+		return "leave it out: a command whose lock is lost is killed"
 	}
 	return ""
 }
