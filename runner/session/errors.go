@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
@@ -152,9 +153,10 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 		if len(configHosts(cfg)) > 1 && a.host != "" {
 			text = a.host + ": " + text
 		}
-		if !slices.Contains(causes, text) {
-			causes = append(causes, text)
+		if slices.Contains(causes, text) { // it may have had no time left to come as far as the first
+			continue
 		}
+		causes = append(causes, text)
 		// Of several obstacles one that may pass decides the kind, since it may hide the server
 		// that matters. But a rejected login is final: pgconn tries no other host after it.
 		if e.Kind == 0 || kind == Denied || kind == Unreachable && e.Kind != Denied {
@@ -229,8 +231,11 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 	case errors.Is(err, syscall.EAGAIN): // net.Error calls it a time-out
 		return "too many connections wait at the server's socket", Unreachable, ""
 	case pgconn.Timeout(err), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
-		return fmt.Sprintf("no answer within %v", cfg.ConnectTimeout), Unreachable,
-			"is a firewall in between? --connect-timeout sets how long each attempt may take"
+		hint = "it accepts connections and says nothing: does it hang, or is there a proxy without a server behind it?"
+		if strings.Contains(err.Error(), "dial error") { // pgconn has no type for the step that failed
+			hint = "is a firewall in between?"
+		}
+		return fmt.Sprintf("no answer within %v", cfg.ConnectTimeout.Round(100*time.Millisecond)), Unreachable, hint + " --connect-timeout sets how long each attempt may take"
 	case errors.Is(err, syscall.ENOENT):
 		return "no server socket there", Unreachable, noServerHint
 	case errors.As(err, &errno):

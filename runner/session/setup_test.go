@@ -17,7 +17,7 @@ login, refusal, pooler                 the login: who is let in, and what an err
 age                                    how old a promoted server seems
 server, encoding                       a session on a real server: settings, notifications, its end
 lease, heartbeat_busy                  the lease, in virtual time; a heartbeat beside other requests
-loss_reason, fullsocket_linux          why a session is lost, and a socket that takes no more
+loss_reason, fullsocket_linux          why a session is lost, and who takes no more, or says nothing
 standbys                               synchronous_standby_names
 nonsense_answers, wire                 what a server may answer; queries as they are sent
 setup, leak                            for all tests
