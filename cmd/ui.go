@@ -105,7 +105,8 @@ func (u *ui) setAway(reason, still string) {
 	u.awayReason, u.awayStill = reason, still
 }
 
-// inVain says why a run has ended. It does not repeat a reason from the previous line.
+// inVain says why a run has ended and, if something was in the way until then, that it gave up. It
+// does not repeat a reason from the previous line.
 func (u *ui) inVain(err error) string {
 	text, reason := err.Error(), err.Error()
 	if e := (*explainedError)(nil); errors.As(err, &e) {
@@ -113,8 +114,11 @@ func (u *ui) inVain(err error) string {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.json || u.awayReason != reason || !u.log.Enabled(context.Background(), slog.LevelWarn) {
+	switch {
+	case u.json || u.awayReason == "" || !u.log.Enabled(context.Background(), slog.LevelWarn):
 		return text
+	case u.awayReason != reason:
+		return "gave up: " + text
 	}
 	return "gave up: " + u.awayStill
 }

@@ -183,3 +183,24 @@ func TestWaitingLine(t *testing.T) {
 		}
 	}
 }
+
+// TestInVain: the last line says that a wait was given up, also if its last reason is a new one,
+// and repeats none.
+func TestInVain(t *testing.T) {
+	u := newUI(&bytes.Buffer{})
+	u.configure(false, false, false, []string{"k"})
+	o := &outage{u: u}
+	said := func(err error, want string) {
+		t.Helper()
+		if got := u.inVain(err); got != want {
+			t.Errorf("it says %q, want %q", got, want)
+		}
+	}
+	refused := session.Errorf(session.Unreachable, "look there", "connect to db: refused")
+	said(refused, "connect to db: refused")
+	o.away(refused)
+	said(refused, "gave up: the database is still away")
+	said(errors.New("connect to db: no answer"), "gave up: connect to db: no answer")
+	o.answers()
+	said(errors.New("held elsewhere"), "held elsewhere")
+}
