@@ -68,14 +68,15 @@ func TestEachCanceled(t *testing.T) {
 	server, arm := canceling(t)
 	for name, tt := range map[string]struct {
 		function    string // that the canceled query calls
+		where       string // in the error without --wait
 		nth         int    // of its calls
 		transaction bool
 	}{
-		"try":                  {try, 2, false},
-		"draw":                 {message, 3, false}, // the second call announces the first item's end
-		"try in a transaction": {tryXact, 1, true},
-		"begin":                {tryXact, 2, true},
-		"draw beside it":       {message, 1, true},
+		"try":                  {try, "lock 2", 2, false},
+		"draw":                 {message, "lock 2", 3, false}, // the second call announces the first item's end
+		"try in a transaction": {tryXact, "lock 1", 1, true},
+		"begin":                {tryXact, "lock 1", 2, true},
+		"draw beside it":       {message, "the second session", 1, true},
 	} {
 		for _, wait := range []time.Duration{0, lock.Forever} {
 			arm(tt.function, tt.nth)
@@ -89,7 +90,7 @@ func TestEachCanceled(t *testing.T) {
 				t.Errorf("%s, with --wait %v: it says %s", name, wait, said.String())
 			}
 			switch {
-			case wait == 0 && (!session.HasCode(err, session.QueryCanceled) || !session.Passing(err)):
+			case wait == 0 && (!session.HasCode(err, session.QueryCanceled) || !session.Passing(err) || !strings.HasPrefix(err.Error(), tt.where+": ")):
 				t.Errorf("%s, without a wait: %v", name, err)
 			case wait > 0 && (err != nil || tally != Tally{Ran: 3}):
 				t.Errorf("%s: %+v, %v", name, tally, err)

@@ -123,7 +123,7 @@ type LockLostError struct {
 	Database  string
 	Cause     error
 	SilentFor time.Duration // how long before the loss the lock was last certainly held
-	What      string        // what was done to the command
+	What      string        // what was done to the command; or nothing, if that was said
 }
 
 func (e *LockLostError) Error() string {
@@ -131,7 +131,11 @@ func (e *LockLostError) Error() string {
 	if e.SilentFor > 0 {
 		heard = fmt.Sprintf(" (last known held %v before)", e.SilentFor.Round(time.Millisecond))
 	}
-	return fmt.Sprintf("the lock in %s was lost%s: %v; %s", e.Database, heard, e.Cause, e.What)
+	text := fmt.Sprintf("the lock in %s was lost%s: %v", e.Database, heard, e.Cause)
+	if e.What != "" {
+		text += "; " + e.What
+	}
+	return text
 }
 
 func (e *LockLostError) Unwrap() error { return e.Cause }

@@ -157,19 +157,19 @@ func (x exchange) do(ctx context.Context) (released, tried error) {
 	if released == nil && len(x.ended) > 0 && len(answers[0]) == 0 {
 		x.ended[0].warnUnannounced(err)
 	}
-	rejected := func(unread error) error {
-		if unread == nil {
-			return nil
-		}
-		return session.Rejected(err, "locks "+x.claim().String())
+	if released != nil {
+		released = session.Rejected(err, "lock "+x.freed().String())
 	}
-	return rejected(released), rejected(tried)
+	if tried != nil {
+		tried = session.Rejected(err, "lock "+x.wanted().String())
+	}
+	return released, tried
 }
 
 // free frees what the session holds of all these locks, after the server has rejected the exchange
 // with this error.
 func (x exchange) free(ctx context.Context, err error) error {
-	locks := x.claim().locks()
+	locks := x.freed().locks()
 	for _, b := range x.next {
 		locks = append(locks, b.mayHave()...)
 	}
@@ -237,21 +237,28 @@ func (x exchange) freeAndTryQuery() string {
 // drawQuery is the query that draws one token for all bids. tryFits says that none uses a
 // ledger.
 func (x exchange) drawQuery() string {
-	var locks []advisory.Lock
-	for _, b := range x.next {
-		locks = append(locks, b.cfg.Claim.locks()...)
-	}
-	return x.next[0].cfg.drawQueryOf(locks, "NULL")
+	return x.next[0].cfg.drawQueryOf(x.wanted().locks(), "NULL")
 }
 
-func (x exchange) claim() (all Claim) {
+// freed are the locks to release.
+func (x exchange) freed() (all Claim) {
 	for _, h := range x.ended {
-		all.IDs = append(all.IDs, idsOf(h.Locks)...)
-	}
-	for _, b := range x.next {
-		all.IDs = append(all.IDs, b.cfg.Claim.IDs...)
+		all = all.with(h.cfg.Claim)
 	}
 	return all
+}
+
+// wanted are the locks to try for.
+func (x exchange) wanted() (all Claim) {
+	for _, b := range x.next {
+		all = all.with(b.cfg.Claim)
+	}
+	return all
+}
+
+// with is a claim to the locks of both.
+func (c Claim) with(other Claim) Claim {
+	return Claim{Keys: append(c.Keys, other.Keys...), IDs: append(c.IDs, other.IDs...)}
 }
 
 // noteExchange notes the answer to a try, and the token.

@@ -84,6 +84,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // Claim is what a run has to hold: the locks of all IDs or, with a Gate, of any one.
@@ -152,15 +153,20 @@ func (c Claim) Key(i int) string {
 	return c.Keys[0]
 }
 
-// String names the claim's locks for a message.
+// String names the claim's locks for a message: by their keys or, if they have none of their own,
+// by their numbers.
 func (c Claim) String() string {
 	const most = 3
 	var list []string
-	for i, id := range c.IDs {
-		if i == most {
-			return fmt.Sprintf("%s and %d more", strings.Join(list, ", "), len(c.IDs)-most)
+	for i, id := range c.IDs[:min(most, len(c.IDs))] {
+		name := id.String()
+		if len(c.Keys) == len(c.IDs) {
+			name = visible.Text(c.Keys[i])
 		}
-		list = append(list, id.String())
+		list = append(list, name)
+	}
+	if more := len(c.IDs) - most; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(list, ", "), more)
 	}
 	return strings.Join(list, ", ")
 }
