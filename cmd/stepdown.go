@@ -40,8 +40,8 @@ dead, the server ends the request after 5 s. Of pglead each it ends the command
 of the item that has the key.
 
 With --wait this returns when the lock is another's, or free: exit status 0, or
-75 if it is still held when the time is over. The exit status is 1 if nobody
-holds the lock.`,
+75 if it is still held when the time is over, and the holder has looked for the
+request. The exit status is 1 if nobody holds the lock.`,
 		Example: `  pglead stepdown scheduler --wait 1m
   pglead stepdown scheduler --to web2`,
 		Args: oneKey,
