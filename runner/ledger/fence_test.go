@@ -197,14 +197,14 @@ func TestFenceOfReader(t *testing.T) {
 		expect(t, "a reader", run(t, conn, s.rest()), "started")
 		return s
 	}
-	writer := fenced(t, a) // so that the lock's own row is not a reader's
-	run(t, a, finish(7, writer.token, "ok")+"; SELECT pg_advisory_unlock(7)")
-	first := reads(a)
+	ends := func(conn *pgconn.PgConn, s starting) { run(t, conn, finish(7, s.token, "ok")+"; SELECT pg_advisory_unlock_shared(7)") }
+	first := reads(a) // no writer has had the lock before
 	run(t, job, "BEGIN;"+fence(first.token)+";"+write(first.token))
-	run(t, a, finish(7, first.token, "ok")+"; SELECT pg_advisory_unlock_shared(7)")
-	second := reads(b)
-	run(t, job, "SELECT 1") // it is in no reader's way
-	run(t, b, finish(7, second.token, "ok")+"; SELECT pg_advisory_unlock_shared(7)")
+	ends(b, reads(b))
+	run(t, job, "SELECT 1") // it is in no reader's way, while its run is alive
+	ends(a, first)
+	ends(b, reads(b))
+	run(t, job, "SELECT 1") // nor later
 	run(t, a, "SELECT pg_advisory_lock(7)")
 	expect(t, "a writer", run(t, a, of(token(t, a)).rest()), "started")
 	if _, err := try(t, job, "COMMIT"); err == nil {

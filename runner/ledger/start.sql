@@ -197,9 +197,10 @@ BEGIN
 		END IF;
 
 		-- The command is dead, but its work in this server may go on: an idle transaction, a
-		-- statement, a commit that waits for a standby.
+		-- statement, a commit that waits for a standby. (The lock's own row has not started if a
+		-- reader made it. Then its token is that reader's, who may be alive.)
 		FOR r IN SELECT l.* FROM pglead.lock AS l JOIN unnest(p_numbers, p_subs) AS w(number, sub) USING (number, sub)
-			WHERE l.token IS NOT NULL AND (l.reader = 0 OR NOT p_shared) ORDER BY l.number, l.sub, l.reader
+			WHERE l.started IS NOT NULL AND (l.reader = 0 OR NOT p_shared) ORDER BY l.number, l.sub, l.reader
 		LOOP
 			marker := pglead.marker_1(r.number, r.sub, r.token);
 			tries := 0;
