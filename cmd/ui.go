@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -115,7 +116,8 @@ func (u *ui) inVain(err error) string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	switch {
-	case u.json || u.awayReason == "" || !u.log.Enabled(context.Background(), slog.LevelWarn):
+	case u.json || u.awayReason == "" || !u.log.Enabled(context.Background(), slog.LevelWarn),
+		errors.As(err, new(*runner.LockLostError)): // what has been away since is no reason
 		return text
 	case u.awayReason != reason:
 		return "gave up: " + text

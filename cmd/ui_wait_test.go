@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
@@ -201,6 +202,8 @@ func TestInVain(t *testing.T) {
 	o.away(refused)
 	said(refused, "gave up: the database is still away")
 	said(errors.New("connect to db: no answer"), "gave up: connect to db: no answer")
+	lost := &runner.LockLostError{Database: "db", Cause: errors.New("gone"), What: "it was killed"}
+	said(lost, "the lock in db was lost: gone; it was killed")
 	o.answers()
 	said(errors.New("held elsewhere"), "held elsewhere")
 }
