@@ -197,7 +197,9 @@ func TestFenceOfReader(t *testing.T) {
 		expect(t, "a reader", run(t, conn, s.rest()), "started")
 		return s
 	}
-	ends := func(conn *pgconn.PgConn, s starting) { run(t, conn, finish(7, s.token, "ok")+"; SELECT pg_advisory_unlock_shared(7)") }
+	ends := func(conn *pgconn.PgConn, s starting) {
+		run(t, conn, finish(7, s.token, "ok")+"; SELECT pg_advisory_unlock_shared(7)")
+	}
 	first := reads(a) // no writer has had the lock before
 	run(t, job, "BEGIN;"+fence(first.token)+";"+write(first.token))
 	ends(b, reads(b))

@@ -90,3 +90,40 @@ func TestPublished(t *testing.T) {
 	arrives(4)
 	in("replica", "DROP SUBSCRIPTION replica")
 }
+
+// TestInstallOverOlder installs over a ledger whose tables an earlier build has made.
+func TestInstallOverOlder(t *testing.T) {
+	server := remembering(t, nil)
+	owner, a := connect(t, server, "boss"), connect(t, server, "cron")
+	run(t, owner, `ALTER TABLE pglead.lock DROP COLUMN alone, ADD CHECK (sub IN (1, 2)), ADD CHECK (outcome IN ('ok', 'failed', 'timeout', 'lost', 'killed', 'stopped'));
+CREATE FUNCTION pglead.prune_1(interval) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint';
+ALTER FUNCTION pglead.prune_locks_1 SECURITY DEFINER; ALTER FUNCTION pglead.prune_runs_1 SECURITY DEFINER;
+INSERT INTO pglead.lock (number, sub, reader, token, system, started, ended) SELECT 7, 1, r, 1, system_identifier, now(), CASE r WHEN 0 THEN now() END FROM pg_control_system(), generate_series(0, 1) AS r`)
+	reading := connect(t, server, "boss")
+	run(t, reading, "BEGIN; SELECT FROM pglead.lock")
+	run(t, owner, "SET lock_timeout = '100ms'")
+	if err := ledger.Install(t.Context(), asking(owner), ledger.Plan{Keep: ledger.Keep}); code(err) != "55P03" {
+		t.Errorf("beside somebody who reads the table: %v", err)
+	}
+	run(t, reading, "ROLLBACK; BEGIN")
+	if err := ledger.Install(t.Context(), asking(owner), ledger.Plan{Keep: ledger.Keep}); err != nil {
+		t.Fatal(err)
+	}
+	run(t, reading, "SELECT FROM pglead.lock")
+	if err := ledger.Install(t.Context(), asking(owner), ledger.Plan{Keep: ledger.Keep}); err != nil {
+		t.Errorf("once more, beside somebody who reads the table: %v", err)
+	}
+	run(t, reading, "ROLLBACK")
+	expect(t, "what is gone", query(t, server, "SELECT (SELECT count(*) FROM pg_constraint WHERE conrelid = 'pglead.lock'::regclass AND contype = 'c'), (SELECT count(*) FROM pg_proc WHERE proname = 'prune_1' OR proname LIKE 'prune%' AND prosecdef)"), "0 0")
+	run(t, a, "SELECT pg_advisory_lock(7)")
+	s := of(token(t, a))
+	s.sure = true
+	expect(t, "a reader from before", run(t, a, s.first()), "")
+	expect(t, "a reader from before", run(t, a, s.rest()), "lost 1 1 0 0")
+	s.closes = "1"
+	expect(t, "it is dead", run(t, a, s.rest()), "started")
+	run(t, a, finish(7, s.token, "ok"))
+	const warm = "SELECT pglead.start_1(7, 1::smallint, 'seven', NULL, NULL, 'here', 'ann', 1, 'job', '15s', '0', NULL, NULL, NULL, NULL)"
+	expect(t, "a start without a token", run(t, a, "BEGIN; "+warm+"; SELECT pg_current_xact_id_if_assigned() IS NULL; COMMIT"), " t")
+	expect(t, "from then on", run(t, a, of(token(t, a)).first()), "started")
+}

@@ -18,8 +18,8 @@ import (
 
 // index says where to look for a test, by the beginnings of the files' names.
 const index = `
-functions           the SQL functions, called as pglead calls them, and an older ledger
-install             without libxml, beside a publication FOR ALL TABLES; an uninstall beside a run
+functions           the SQL functions, called as pglead calls them
+install             over an older ledger, without libxml, beside a publication FOR ALL TABLES; an uninstall beside a run
 state               what a ledger lacks that is not whole
 fence, takeovers    pglead.fence beside starts
 paused              which of many locks are paused

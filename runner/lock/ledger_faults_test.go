@@ -290,52 +290,6 @@ func TestLedgerUnstarted(t *testing.T) {
 	release(t, ended(acquire(t, cfg), ledger.OK))
 }
 
-// TestLedgerLostUnsure: with a ledger the token is drawn, and the start announced, before it is
-// certain that no earlier command is alive. A run that is lost before that is certain must not say
-// that all are dead.
-func TestLedgerLostUnsure(t *testing.T) {
-	t.Parallel()
-	server, dsn := remembering(t, nil)
-	without := leased(config(t, dsn, exclusive(7)), 3*time.Second) // a lease that is shorter than the ledger's wait for a lock
-	mayLive := acquire(t, without)
-	unsure := contend(t, ledgered(without))
-	inLine(t, server, id(7), 1)
-	next := contend(t, without)
-	inLine(t, server, id(7), 2)
-	plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock") // until the test's end, which is later than a holder's share
-	tear(t, server, mayLive)
-	eventually(t, "the first in line is lost while the ledger is asked", func() bool { return strings.Count(strings.Join(unsure.said(), " "), "waiting") > 1 })
-	unsure.stop()
-	<-unsure.done
-	waitsBeside(t, next)
-}
-
-// TestLedgerLostUnsureAlone: the same, if the only start that the next in line knows of is that of the
-// run that is lost. So it hears nothing of that run's end.
-func TestLedgerLostUnsureAlone(t *testing.T) {
-	t.Parallel()
-	server, dsn := remembering(t, nil)
-	query(t, server, "ALTER FUNCTION pglead.start_rest_1 SET lock_timeout = 0; ALTER FUNCTION pglead.start_1 SET lock_timeout = 0")
-	without := leased(config(t, dsn, exclusive(7)), longest/2) // the server is silent for a while
-	mayLive := acquire(t, without)
-	unsure := contend(t, ledgered(without))
-	inLine(t, server, id(7), 1)
-	owner := plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock")
-	tear(t, server, mayLive)
-	asks := "FROM pg_stat_activity WHERE application_name LIKE 'pglead:#%' AND wait_event_type = 'Lock' AND query LIKE '%start_rest_1%'"
-	eventually(t, "it has drawn its token, and asks the ledger", func() bool { return query(t, server, "SELECT count(*) "+asks)[0] == "1" })
-	next := contend(t, without)
-	inLine(t, server, id(7), 1)
-	query(t, server, "SELECT pg_terminate_backend(pid, 60000) "+asks)
-	unsure.stop()
-	<-unsure.done
-	run(t, owner, "ROLLBACK")
-	waitsBeside(t, next)
-	if !next.waits() {
-		t.Errorf("it has started beside a command that may be alive: %v, %v", next.err, next.said())
-	}
-}
-
 // TestLedgerFails makes the ledger useless in every way in which it can be.
 func TestLedgerFails(t *testing.T) {
 	t.Parallel()
