@@ -44,7 +44,8 @@ flags; 69, 77 or 78 if the database can't be used at the start.`,
 				u.level.Set(lock.LevelNotice)
 			}
 			warnOfOuter(u, cfg.Lock.Claim)
-			outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, FirstDelay: f.firstDelay.value, Restart: runner.Restart(f.restart.value)})
+			cfg.Splay = f.firstDelay.value
+			outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, Restart: runner.Restart(f.restart.value)})
 			return f.end(outcome, unstarted(err, "the command", cfg.Lock.Session.Database))
 		},
 	}

@@ -21,12 +21,10 @@ const (
 
 // LeadConfig is a node's candidacy.
 type LeadConfig struct {
-	Config // its Splay is not used, nor the Wait of its Lock
-
-	// FirstDelay is the longest random wait before the first candidacy. Without it
-	// the node that is always up first would always lead.
-	FirstDelay time.Duration
-	Restart    Restart
+	// Config's Splay is the longest random wait before the first candidacy. Without it the node that
+	// is always up first would always lead. The Wait of its Lock is not used.
+	Config
+	Restart Restart
 }
 
 // Between two starts of the command there is a pause without the lock, so that a node on
@@ -52,7 +50,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	cfg.Lock.Wait, cfg.Lock.Endures = lock.Forever, true
 	p.lossLevel = lock.LevelNotice // the next line is logged only after the waiters are told, which may take a while
 	candidate := lock.NewCandidate(cfg.Lock)
-	if err := p.sleep(cfg.Config, pace.Between(0, cfg.FirstDelay)); err != nil {
+	if err := p.sleep(cfg.Config, pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; {
