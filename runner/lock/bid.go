@@ -35,16 +35,16 @@ type bid struct {
 	preparation *preparation // of what the command needs
 }
 
-// newBid returns a bid on a session, which it does not close. contested says that others may have
+// newBid returns a bid on a session, which it does not close. returning says that others may have
 // had the locks since the caller's last session or pass, while the caller did not listen. prepare
 // is nil if there is nothing to prepare.
-func newBid(s *session.Session, cfg Config, contested bool, prepare Prepare) *bid {
+func newBid(s *session.Session, cfg Config, returning bool, prepare Prepare) *bid {
 	b := &bid{
 		s: s, cfg: cfg, preparation: newPreparation(s, prepare), news: make(chan struct{}, 1),
 		evidence: map[lockkey.ID]*evidence.Evidence{}, contested: map[lockkey.ID]bool{},
 	}
 	b.got = b.nothingHeld()
-	if contested {
+	if returning {
 		b.contest(cfg.Claim.locks())
 	}
 	return b

@@ -22,7 +22,7 @@ type Candidate struct {
 
 	// In the current wait:
 	began     time.Time
-	returned  bool // it had a session before
+	returning bool // it had a session before
 	foundFull bool // the server had no room for it
 	warned    bool // the log says that a ledger is not used
 	front     bool // it had the lock, or was one of the first in line, which come back sooner after an outage
@@ -96,7 +96,7 @@ func (c *Candidate) persist(ctx context.Context, attempt func() error) error {
 // attempt is what Acquire does with one session.
 func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error) {
 	firstTry := ""
-	if !c.returned {
+	if !c.returning {
 		firstTry = c.cfg.firstTrySQL()
 	}
 	s, err := c.openSession(ctx, firstTry)
@@ -104,7 +104,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error)
 		return nil, err
 	}
 	w := c.newWaiter(s, prepare)
-	c.returned = true
+	c.returning = true
 	held, err := w.acquire(ctx)
 	if err != nil {
 		if w.place.joined() && w.place.ticket != 0 {
@@ -222,7 +222,7 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	}
 	if cfg.Wait == 0 && p.hostsTried < others {
 		p.hostsTried++
-		c.returned = false // it is new there
+		c.returning = false // it is new there
 		return nil
 	}
 	rest := p.next(c.front, err)

@@ -48,15 +48,15 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)
 	}
 	b.s.StartHeartbeat()
-	draw := b.startInLedger
+	start := b.startInLedger
 	if !b.usesLedger() {
-		draw = b.drawAndAnnounce
+		start = b.drawAndAnnounce
 		if err := b.waitOut(ctx, b.got.verdict.Delay); err != nil {
 			return nil, err
 		}
 	}
 	b.preparation.begin()
-	err := draw(ctx)
+	err := start(ctx)
 	if err == nil && !b.cfg.Session.Quorum && !b.cfg.ofList { // their commits, and the next item, need it again
 		b.s.DropSecond()
 	}

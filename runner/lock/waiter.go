@@ -37,7 +37,7 @@ const mostHeard = 256
 // candidate's last session, if it had one.
 func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
 	w := &waiter{
-		bid: newBid(s, c.cfg, c.returned, prepare), candidate: c,
+		bid: newBid(s, c.cfg, c.returning, prepare), candidate: c,
 		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
 	w.heard = make(chan evidence.Announcement, mostHeard)
