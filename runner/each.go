@@ -79,7 +79,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	}
 	stopped := make(chan struct{})
 	defer close(stopped)
-	go e.relay(stopped)
+	go e.passOnSignals(stopped)
 
 	if !cfg.Lock.Session.Transaction {
 		if e.shared, err = e.openList(ctx); err != nil {

@@ -95,9 +95,9 @@ func (js *jobs) signal(sig os.Signal) {
 	}
 }
 
-// relay passes signals on to all commands. A signal that asks this process to end also
+// passOnSignals passes signals on to all commands. A signal that asks this process to end also
 // ends the list.
-func (e *each) relay(stopped <-chan struct{}) {
+func (e *each) passOnSignals(stopped <-chan struct{}) {
 	for {
 		select {
 		case sig := <-e.process.caught:

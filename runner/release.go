@@ -7,23 +7,6 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// A run ends in one of these ways. Outcome and error are those of Run, the third column is what the
-// ledger notes (endOf, endUnstarted), the last one the exit status (package cmd, exit.go).
-//
-//	the command                outcome, error                    noted               exit status
-//	ended by itself            Outcome                           ok, failed, killed  its own
-//	was asked to end, by a     Outcome, with Asked               stopped             its own
-//	signal or by stepdown
-//	ran into --timeout         Outcome, with Asked               timeout             124
-//	was killed at a loss       LockLostError                     lost                76
-//	died with its guard,       child.GuardError,                 killed              70
-//	or was perhaps started     with MayHaveRun
-//	can't be executed          child.LookupError                 failed              126, 127
-//	was not started: a signal  InterruptedError                  stopped             that of the signal
-//	… the lock was lost, or    session.LostError,                stopped             69
-//	the lease over             child.ErrTooLate
-//	… the guards were killed   child.ErrNotStarted               stopped             70
-//
 // finish is called when the command is dead, or was never started. What it does depends on whether
 // the lock was lost, and when:
 //

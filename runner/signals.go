@@ -22,7 +22,7 @@ import (
 //	the call of those in line      another signalTaker           leaves it 2 s (run.call)
 //	a report after a loss          another signalTaker           ends it
 //
-// In pglead each one loop takes them, and passes them on to all runs (each.relay).
+// In pglead each one loop takes them, and passes them on to all runs (each.passOnSignals).
 
 // signalTaker takes the signals while no command runs.
 type signalTaker struct {

@@ -108,12 +108,8 @@ type command interface {
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.held.Lost()
 	timeout := after(s.cfg.Timeout)
-	var tick <-chan time.Time
-	if s.cfg.Lock.Observer.Alive != nil {
-		ticker := time.NewTicker(leasetime.BeatEvery(s.cfg.Lock.Session.Lease))
-		defer ticker.Stop()
-		tick = ticker.C
-	}
+	tick, stop := s.aliveTicks()
+	defer stop()
 	s.replayKept()
 	for {
 		s.cfg.Lock.Observer.SayAlive(s.cfg.Lock.Session.Lease)
@@ -140,6 +136,15 @@ func (s *supervision) supervise() (Outcome, error) {
 			s.handle(event)
 		}
 	}
+}
+
+// aliveTicks ticks whenever SayAlive has to be called again, if anybody wants to know.
+func (s *supervision) aliveTicks() (tick <-chan time.Time, stop func()) {
+	if s.cfg.Lock.Observer.Alive == nil {
+		return nil, func() {}
+	}
+	ticker := time.NewTicker(leasetime.BeatEvery(s.cfg.Lock.Session.Lease))
+	return ticker.C, ticker.Stop
 }
 
 // replayKept passes on the signals that came while the command was being started. One that came
@@ -284,6 +289,10 @@ func (s *supervision) nameUnkillable() {
 	s.log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
 }
 
+// reasonTakes is how long, at most, the session takes to have the reason of a loss that the guard has
+// noticed.
+const reasonTakes = time.Second
+
 // conclude turns the end of the tree into an outcome.
 func (s *supervision) conclude() (Outcome, error) {
 	result, ran := s.command.Result(), time.Since(s.began)
@@ -294,7 +303,7 @@ func (s *supervision) conclude() (Outcome, error) {
 		// The guard has noticed the loss before the session. The session will soon have the reason.
 		select {
 		case <-s.held.Lost():
-		case <-time.After(time.Second):
+		case <-time.After(reasonTakes):
 		}
 	}
 	if slices.ContainsFunc(s.received, func(sig unix.Signal) bool { return diedOf(result.Status, sig) }) {
