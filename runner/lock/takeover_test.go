@@ -306,8 +306,9 @@ func TestRepeatedWords(t *testing.T) {
 	t.Error("it has not had its turn")
 }
 
-// TestEarlyStart: who starts before its delay is over, since it has heard of its predecessor's end
-// alone, can't say at its own end that the commands of all earlier holders are dead.
+// TestEarlyStart: a run that starts before its delay is over, since it has heard of its
+// predecessor's end alone, can't say at its own end that the commands of all earlier holders are
+// dead.
 func TestEarlyStart(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -367,7 +368,7 @@ func TestLostReader(t *testing.T) {
 	}
 }
 
-// TestReusedNumber: who reports that a run is lost ends its session, if the server still has it, but
+// TestReusedNumber: the report of a lost run ends its session, if the server still has it, but
 // no other session that has its number by now. Here the run's own looks like another's.
 func TestReusedNumber(t *testing.T) {
 	t.Parallel()
