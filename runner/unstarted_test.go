@@ -115,3 +115,29 @@ func TestSignalAfterLoss(t *testing.T) {
 		t.Errorf("asked by %v; %v", outcome.Asked, err)
 	}
 }
+
+// TestSignalBeforeStart: a signal comes when the lock is there, and before the command starts. It is
+// not started, and the lock is free.
+func TestSignalBeforeStart(t *testing.T) {
+	server := testserver.Start(t, nil)
+	guards, err := child.NewGuards(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signals, catching := make(chan os.Signal, 64), make(chan struct{})
+	close(catching)
+	cfg := Config{Lock: lockOn(t, server), Path: "/bin/true", Command: []string{"true"}}
+	cfg.CommandObserver.Started = func() { t.Error("the command was started") }
+	cfg.Lock.Log = slog.New(atEvent{slog.DiscardHandler, "acquired", func() {
+		signals <- unix.SIGTERM
+		testserver.Eventually(t, "the signal is taken", func() bool { return len(signals) == 0 })
+	}})
+	p := &process{guards: guards, caught: signals, catching: catching}
+	outcome, err := p.runOnce(cfg, lock.NewCandidate(cfg.Lock))
+	if !errors.As(err, new(*InterruptedError)) || outcome.Asked != BySignal {
+		t.Errorf("asked by %v; %v", outcome.Asked, err)
+	}
+	if held := testserver.Query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")[0]; held != "0" {
+		t.Errorf("%s locks are held", held)
+	}
+}
