@@ -3,11 +3,14 @@ package runner
 import (
 	"os"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg/testserver"
+	"github.com/pglead/pglead/runner/lock"
 )
 
 func id(n int64) lockkey.ID { return lockkey.ID{Number: n} }
@@ -42,14 +45,14 @@ func TestHearOfOwn(t *testing.T) {
 	}
 }
 
-// TestRunMeanwhile: an item that another worker on the list has run between this worker's look and the
-// grant is skipped, and its lock is free.
-func TestRunMeanwhile(t *testing.T) {
-	server, item := testserver.Start(t, nil), "1"
+// workerOn is a worker that has the lock of an item, under which no command runs yet.
+func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *job) {
+	t.Helper()
+	item := "1"
 	e := &each{
 		process: &process{}, warned: map[[2]string]bool{}, jobs: jobs{active: map[lockkey.ID]*job{}}, ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
 		cfg: EachConfig{
-			Config: Config{Lock: lockOn(t, server)}, Progress: func(Tally) {},
+			Config: Config{Lock: locking}, Parallel: parallel, Progress: func(Tally) {},
 			Task: func(item string) Task { return Task{Key: item, ID: id(1), Command: []string{"true"}} },
 		},
 	}
@@ -57,22 +60,59 @@ func TestRunMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer list.Close()
+	t.Cleanup(list.Close)
+	if !locking.Session.Transaction {
+		e.shared = list
+	}
 	w := &worker{each: e, list: list, upNext: &item}
 	j, err := w.pick(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	tried := w.swap(nil, j)
-	if tried != nil || !j.lock.Granted() {
+	if tried := w.swap(nil, j); tried != nil || !j.lock.Granted() {
 		t.Fatalf("granted %t, %v", j.lock.Granted(), tried)
 	}
-	e.hear(id(1), true)
-	if ready, err := w.settleOrSkip(t.Context(), j, tried); ready || err != nil || e.tally.Done != 1 {
-		t.Errorf("ready %t, %v, %+v", ready, err, e.tally)
+	return w, j
+}
+
+// TestRunMeanwhile: an item that another worker on the list has run between this worker's look and the
+// grant is skipped, and its lock is free.
+func TestRunMeanwhile(t *testing.T) {
+	server := testserver.Start(t, nil)
+	w, j := workerOn(t, lockOn(t, server), 1)
+	w.hear(id(1), true)
+	if ready, err := w.settleOrSkip(t.Context(), j, nil); ready || err != nil || w.tally.Done != 1 {
+		t.Errorf("ready %t, %v, %+v", ready, err, w.tally)
 	}
 	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {
 		t.Error("its lock is still held")
+	}
+}
+
+// TestSharedConnection: the guards of commands that share a connection know of each other. For how
+// long a guard whose pglead is stopped keeps the connection depends on who can see the silence.
+func TestSharedConnection(t *testing.T) {
+	server := testserver.Start(t, nil)
+	for _, tt := range []struct {
+		parallel    int
+		transaction bool
+		shares      bool
+		linger      time.Duration
+	}{
+		{1, false, false, leasetime.ForKill(6*time.Second) + seeSilence},
+		{2, false, true, 6 * time.Second},
+		{2, true, false, 0},
+	} {
+		locking := lockOn(t, server)
+		locking.Session.Transaction = tt.transaction
+		w, j := workerOn(t, locking, tt.parallel)
+		if ready, err := w.settleOrSkip(t.Context(), j, nil); !ready {
+			t.Fatal(err)
+		}
+		if cfg := w.newRun(j).childConfig(); cfg.SharesSocket != tt.shares || cfg.SocketLinger != tt.linger {
+			t.Errorf("%+v: shares %t, for %v", tt, cfg.SharesSocket, cfg.SocketLinger)
+		}
+		w.giveBack(j)
 	}
 }
 
