@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"slices"
 	"sync"
@@ -92,7 +93,12 @@ func Each(cfg EachConfig) (Tally, error) {
 		lost.Session.Close() // otherwise the session would keep the locks while their loss is reported
 	}
 	lock.ReportLostRuns(reportCtx, e.lost...)
-	return e.tally, context.Cause(ctx)
+	err = context.Cause(ctx)
+	if lost := (*LockLostError)(nil); errors.As(err, &lost) {
+		// It is about all commands; logEnd has said what was done to each.
+		err = &LockLostError{Database: lost.Database, Cause: lost.Cause, SilentFor: lost.SilentFor}
+	}
+	return e.tally, err
 }
 
 // each is the work on one list.

@@ -268,7 +268,6 @@ func (j *job) logEnd(outcome Outcome, err error) {
 	switch {
 	case errors.As(err, &lost):
 		j.log.Error("the lock was lost: "+lost.What, "event", "failed")
-		lost.What = "" // the list's own error is about all its commands
 	case err == nil && outcome.badStatus() && !outcome.Asked.Has(ByTimeout|ByStepDown): // these have already been logged
 		j.log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
 	}

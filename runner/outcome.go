@@ -140,7 +140,7 @@ type LockLostError struct {
 	Database  string
 	Cause     error
 	SilentFor time.Duration // how long before the loss the lock was last certainly held
-	What      string        // what was done to the command; or nothing, if that was said
+	What      string        // what was done to the command; empty in the error of a list
 }
 
 func (e *LockLostError) Error() string {
