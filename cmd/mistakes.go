@@ -117,8 +117,10 @@ func flagMistake(cmd *cobra.Command, err error) error {
 			hint = "pglead run has this flag, pglead " + cmd.Name() + " does not; see " + cmd.CommandPath() + " --help"
 		}
 	case errors.As(err, &value):
-		err = badValue("--"+value.GetFlag().Name, value.GetFlag(), value.GetValue(), value.Unwrap())
-		if word, _, _ := strings.Cut(value.GetFlag().Shorthand+value.GetValue(), "="); word == "timeout" || word == "try" {
+		f := value.GetFlag()
+		err = badValue("--"+f.Name, f, value.GetValue(), value.Unwrap())
+		word, _, _ := strings.Cut(f.Shorthand+value.GetValue(), "=")
+		if f.Shorthand == "t" && (word == "timeout" || word == "try") && cmd.Flags().Lookup("wait") != nil {
 			hint = "did you mean --wait, as consul lock's -" + word + "?"
 		}
 	}
