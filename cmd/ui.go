@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -117,7 +118,7 @@ func (u *ui) inVain(err error) string {
 	defer u.mu.Unlock()
 	switch {
 	case u.json || u.awayReason == "" || !u.log.Enabled(context.Background(), slog.LevelWarn),
-		errors.As(err, new(*runner.LockLostError)): // what has been away since is no reason
+		errors.As(err, new(*runner.LockLostError)), errors.As(err, new(*child.GuardError)): // it was away only afterwards
 		return text
 	case u.awayReason != reason:
 		return "gave up: " + text

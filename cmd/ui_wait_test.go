@@ -12,6 +12,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
@@ -204,6 +205,7 @@ func TestInVain(t *testing.T) {
 	said(errors.New("connect to db: no answer"), "gave up: connect to db: no answer")
 	lost := &runner.LockLostError{Database: "db", Cause: errors.New("gone"), What: "it was killed"}
 	said(lost, "the lock in db was lost: gone; it was killed")
+	said(child.ErrGuardDied, child.ErrGuardDied.Error())
 	o.answers()
 	said(errors.New("held elsewhere"), "held elsewhere")
 }
