@@ -87,16 +87,23 @@ func TestLostBeforeStart(t *testing.T) {
 	}
 }
 
-// TestSignalAfterLoss: a session is lost before the command starts, and a signal ends the report of
-// that. Lead has to know of the signal, though the run has had another signalTaker before.
-func TestSignalAfterLoss(t *testing.T) {
-	server := testserver.Start(t, nil)
+// signalsTo is a process, and the channel of the signals that it gets.
+func signalsTo(t *testing.T) (*process, chan os.Signal) {
+	t.Helper()
 	guards, err := child.NewGuards(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	signals, catching := make(chan os.Signal, 64), make(chan struct{})
 	close(catching)
+	return &process{guards: guards, caught: signals, catching: catching}, signals
+}
+
+// TestSignalAfterLoss: a session is lost before the command starts, and a signal ends the report of
+// that. Lead has to know of the signal, though the run has had another signalTaker before.
+func TestSignalAfterLoss(t *testing.T) {
+	server := testserver.Start(t, nil)
+	p, signals := signalsTo(t)
 	cfg := Config{Lock: lockOn(t, server), Path: "/bin/true", Command: []string{"true"}}
 	acquired := false
 	cfg.Lock.Log = slog.New(atEvent{slog.DiscardHandler, "acquired", func() {
@@ -109,7 +116,6 @@ func TestSignalAfterLoss(t *testing.T) {
 			testserver.Eventually(t, "the signal is taken", func() bool { return len(signals) == 0 })
 		}
 	}
-	p := &process{guards: guards, caught: signals, catching: catching}
 	outcome, err := p.runOnce(cfg, lock.NewCandidate(cfg.Lock))
 	if err == nil || !strings.Contains(err.Error(), "terminating connection") || outcome.Asked != BySignal {
 		t.Errorf("asked by %v; %v", outcome.Asked, err)
@@ -120,19 +126,13 @@ func TestSignalAfterLoss(t *testing.T) {
 // not started, and the lock is free.
 func TestSignalBeforeStart(t *testing.T) {
 	server := testserver.Start(t, nil)
-	guards, err := child.NewGuards(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	signals, catching := make(chan os.Signal, 64), make(chan struct{})
-	close(catching)
+	p, signals := signalsTo(t)
 	cfg := Config{Lock: lockOn(t, server), Path: "/bin/true", Command: []string{"true"}}
 	cfg.CommandObserver.Started = func() { t.Error("the command was started") }
 	cfg.Lock.Log = slog.New(atEvent{slog.DiscardHandler, "acquired", func() {
 		signals <- unix.SIGTERM
 		testserver.Eventually(t, "the signal is taken", func() bool { return len(signals) == 0 })
 	}})
-	p := &process{guards: guards, caught: signals, catching: catching}
 	outcome, err := p.runOnce(cfg, lock.NewCandidate(cfg.Lock))
 	if !errors.As(err, new(*InterruptedError)) || outcome.Asked != BySignal {
 		t.Errorf("asked by %v; %v", outcome.Asked, err)
