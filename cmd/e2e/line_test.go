@@ -168,6 +168,7 @@ func TestGateKeepsNewcomersOut(t *testing.T) {
 // newcomerAtGate says whether the slot was free when the newcomer came. On a busy machine the first
 // in line may get it all the same, by a try that was on its way when it was stopped.
 func newcomerAtGate(t *testing.T, key string) (free bool) {
+	t.Helper()
 	line := func(wait string, args ...string) *exec.Cmd {
 		return command(t, append([]string{"run", "--key", key, "--slots", "2", "--wait", wait, "--"}, args...)...)
 	}
