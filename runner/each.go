@@ -69,6 +69,11 @@ func Each(cfg EachConfig) (Tally, error) {
 	if err != nil {
 		return Tally{}, err
 	}
+	return p.workOn(cfg)
+}
+
+// workOn works on a list, as Each describes it.
+func (p *process) workOn(cfg EachConfig) (tally Tally, err error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	reportCtx, stopReport := context.WithCancel(context.Background())

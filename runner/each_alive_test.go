@@ -1,12 +1,16 @@
 package runner
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
@@ -150,5 +154,47 @@ func TestEachIsAliveAfterLoss(t *testing.T) {
 	}
 	if least := began.Add(locking.LockDelay + locking.AttemptMost()); p.alive.Before(least) {
 		t.Errorf("it says that it is not stuck until %v before the end of a lock-delay", least.Sub(p.alive))
+	}
+}
+
+// TestEachEndsWhileItReports: a signal ends the report of a loss, though the database is away, and
+// the lock-delay, for which the report would be tried, is an hour.
+func TestEachEndsWhileItReports(t *testing.T) {
+	server := testserver.Start(t, nil)
+	p, signals := signalsTo(t)
+	started, reports := make(chan struct{}), make(chan struct{}, 100)
+	cfg := EachConfig{
+		Config: Config{Lock: lockOn(t, server), Path: "/bin/sleep", CommandObserver: CommandObserver{Started: func() { close(started) }}},
+		Items:  slices.Values([]string{"1"}), Parallel: 1, Progress: func(Tally) {},
+		Task: func(item string) Task {
+			id, _ := lockkey.Parse(item)
+			return Task{Key: item, ID: id, Command: []string{"sleep", "1000"}}
+		},
+	}
+	cfg.Lock.Wait = 0
+	cfg.Lock.Observer.Away = func(err error) {
+		if err != nil {
+			reports <- struct{}{}
+		}
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := p.workOn(cfg)
+		ended <- err
+	}()
+	<-started
+	if err := server.Stop(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	<-reports // ReportLostRuns has begun
+	<-reports // and its first attempt has failed
+	signals <- unix.SIGTERM
+	select {
+	case err := <-ended:
+		if !errors.As(err, new(*LockLostError)) {
+			t.Errorf("want the loss: %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it goes on to report the loss")
 	}
 }
