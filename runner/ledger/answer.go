@@ -224,7 +224,6 @@ func (e *PausedError) Error() string {
 
 // FencedError says that a transaction of the last run is still open, and that the ledger's owner
 // may not end it. The session itself is fine.
-type FencedError struct{ err error }
+type FencedError struct{ error }
 
-func (e *FencedError) Error() string { return e.err.Error() }
-func (e *FencedError) Unwrap() error { return e.err }
+func (e *FencedError) Unwrap() error { return e.error }

@@ -111,11 +111,8 @@ func like(patterns []string) string {
 	if len(patterns) == 0 {
 		return "true"
 	}
-	var matches []string
-	for _, p := range patterns {
-		matches = append(matches, "key LIKE "+quote(strings.NewReplacer(`\`, `\\`, `%`, `\%`, `_`, `\_`, `*`, `%`, `?`, `_`).Replace(p)))
-	}
-	return "(" + strings.Join(matches, " OR ") + ")"
+	wildcards := strings.NewReplacer(`\`, `\\`, `%`, `\%`, `_`, `\_`, `*`, `%`, `?`, `_`)
+	return "(" + joined(patterns, " OR ", func(p string) string { return "key LIKE " + quote(wildcards.Replace(p)) }) + ")"
 }
 
 // Pauses are the facts of locks that are paused.

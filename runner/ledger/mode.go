@@ -78,27 +78,15 @@ func (u Use) QuestionSQL(pooled bool) string {
 // LoginError is a login's error, with one more hint if the role may not call QuestionSQL's function:
 // a run without a ledger doesn't call it.
 func LoginError(err error) error {
-	var e *session.Error
-	if errors.As(err, &e) && e.Kind == session.Denied && strings.Contains(e.Error(), "query_to_xml") {
+	if e, ok := errors.AsType[*session.Error](err); ok && e.Kind == session.Denied && strings.Contains(e.Error(), "query_to_xml") {
 		e.Hint += "; --ledger off does without it"
 	}
 	return err
 }
 
-// ParseAccess reads the answer to QuestionSQL.
-func ParseAccess(answer string) Access {
-	access, _ := readAnswer(answer)
-	return access
-}
-
-// DeniedTo is the role that lacks the grant, by the answer to QuestionSQL. If the session has set
-// another role (SET ROLE), it is that one.
-func DeniedTo(answer string) string {
-	_, role := readAnswer(answer)
-	return role
-}
-
-func readAnswer(answer string) (access Access, role string) {
+// ParseAccess reads the answer to QuestionSQL. With Denied it returns the role that lacks the
+// grant, too. If the session has set another role (SET ROLE), it is that one.
+func ParseAccess(answer string) (access Access, role string) {
 	_, rest, _ := strings.Cut(answer, "<word>")
 	text, _, _ := strings.Cut(rest, "</word>")
 	word, role, _ := strings.Cut(text, " ")
@@ -108,8 +96,9 @@ func readAnswer(answer string) (access Access, role string) {
 // Applies says, from the answer to QuestionSQL, whether the run uses the ledger. It returns
 // an error if the run must use it but can't.
 func (u Use) Applies(answer string) (bool, error) {
+	access, _ := ParseAccess(answer)
 	switch {
-	case u.wanted() && ParseAccess(answer) == Granted:
+	case u.wanted() && access == Granted:
 		return true, nil
 	case !u.required():
 		return false, nil
@@ -118,7 +107,7 @@ func (u Use) Applies(answer string) (bool, error) {
 	if u.Tick != nil {
 		why = "--once-per"
 	}
-	switch ParseAccess(answer) {
+	switch access {
 	case Foreign:
 		return false, session.Errorf(session.Denied, UntrustedHint, "%s needs a ledger that can be trusted: %s", why, Untrusted)
 	case Denied:
@@ -145,8 +134,7 @@ func Rejected(err error, ledger string) error {
 		return locked
 	}
 	err = session.Rejected(err, ledger)
-	var e *session.Error
-	if session.Undefined(err) && errors.As(err, &e) {
+	if e, ok := errors.AsType[*session.Error](err); ok && session.Undefined(err) {
 		return session.Errorf(e.Kind, "the ledger is not whole: "+Mend+"; until then --ledger off runs without", "%w", e)
 	}
 	return err
@@ -168,10 +156,9 @@ func Locked(err error) error {
 
 // LockedError says that another session has locked a table of the ledger for longer than
 // the statement waited.
-type LockedError struct{ err error }
+type LockedError struct{ error }
 
-func (e *LockedError) Error() string { return e.err.Error() }
-func (e *LockedError) Unwrap() error { return e.err }
+func (e *LockedError) Unwrap() error { return e.error }
 
 // DoneError says that a tick has already had its success.
 type DoneError struct {

@@ -24,7 +24,8 @@ func ReadAccess(ctx context.Context, on session.Connection) (access Access, role
 	if err != nil {
 		return Absent, "", errAnswer
 	}
-	return ParseAccess(row[0]), row[1], nil
+	access, _ = ParseAccess(row[0])
+	return access, row[1], nil
 }
 
 var errAnswer error = session.Errorf(session.Unsafe, "is the schema pglead another program's?", "the ledger does not answer as this version's does")
@@ -43,11 +44,6 @@ func epoch(column string) string {
 // length is an SQL expression for the length of an interval in microseconds.
 func length(column string) string { return "(extract(epoch FROM " + column + ") * 1000000)::bigint" }
 
-// keyIs is an SQL condition on a row of the ledger's tables: it is of this key.
-func keyIs(key string) string {
-	return fmt.Sprintf("key = pg_catalog.left(%s, %d)", quoteKey(key), mostKey)
-}
-
 // among is an SQL condition on a row of the ledger's tables: it is of this key, under one of these
 // numbers. All numbers of a key have the same sub. A key that is the number itself may have another
 // spelling in the table of an older ledger.
@@ -55,11 +51,8 @@ func among(key string, ids []lockkey.ID) string {
 	if ids[0].SpelledBy(key) {
 		return fmt.Sprintf("sub = %d AND number = %d", ids[0].ObjSubID(), ids[0].Number)
 	}
-	var numbers []string
-	for _, id := range ids {
-		numbers = append(numbers, strconv.FormatInt(id.Number, 10))
-	}
-	return fmt.Sprintf("%s AND sub = %d AND number IN (%s)", keyIs(key), ids[0].ObjSubID(), strings.Join(numbers, ", "))
+	numbers := joined(ids, ", ", func(id lockkey.ID) string { return strconv.FormatInt(id.Number, 10) })
+	return fmt.Sprintf("key = pg_catalog.left(%s, %d) AND sub = %d AND number IN (%s)", quoteKey(key), mostKey, ids[0].ObjSubID(), numbers)
 }
 
 // reader reads a row, cell by cell. It remembers the first error.

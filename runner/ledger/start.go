@@ -59,23 +59,24 @@ func (r Run) StartSQL(l Lock, token, system string) string {
 // StartWithProofSQL is an SQL expression that starts a run, or tells what is in its way.
 // ParseAnswer reads its value.
 func (r Run) StartWithProofSQL(locks []Lock, shared bool, token int64, system string, p Proof) string {
-	var numbers, subs, keys, closes, heard []string
-	for i, l := range locks {
-		numbers = append(numbers, strconv.FormatInt(l.Number, 10))
-		subs = append(subs, strconv.Itoa(l.ObjSubID()))
-		keys = append(keys, l.keySQL())
-		closes = append(closes, strconv.FormatInt(p.Closes[i], 10))
-	}
-	for _, token := range p.Heard {
-		heard = append(heard, strconv.FormatInt(token, 10))
-	}
+	decimal := func(n int64) string { return strconv.FormatInt(n, 10) }
 	backend := "NULL"
 	if p.Backend != 0 {
-		backend = strconv.FormatUint(uint64(p.Backend), 10)
+		backend = decimal(int64(p.Backend))
 	}
 	return fmt.Sprintf("pglead.start_rest_1('{%s}', '{%s}', ARRAY[%s]::text[], %t, '%d', %s, %s, %s, %s, %s, %t, '{%s}', '{%s}')",
-		strings.Join(numbers, ","), strings.Join(subs, ","), strings.Join(keys, ", "), shared, token, quote(system), r.words(), interval(p.Waited), r.ticks(),
-		backend, p.Sure, strings.Join(closes, ","), strings.Join(heard, ","))
+		joined(locks, ",", func(l Lock) string { return decimal(l.Number) }), joined(locks, ",", func(l Lock) string { return strconv.Itoa(l.ObjSubID()) }),
+		joined(locks, ", ", Lock.keySQL), shared, token, quote(system), r.words(), interval(p.Waited), r.ticks(),
+		backend, p.Sure, joined(p.Closes, ",", decimal), joined(p.Heard, ",", decimal))
+}
+
+// joined is a list in SQL: a text for each item, with a separator between them.
+func joined[T any](items []T, separator string, text func(T) string) string {
+	texts := make([]string, len(items))
+	for i, item := range items {
+		texts[i] = text(item)
+	}
+	return strings.Join(texts, separator)
 }
 
 func (r Run) words() string {
@@ -91,28 +92,20 @@ func (r Run) ticks() string {
 
 // OpenRunsQuery is a query that counts the locks' runs whose commands may be alive.
 func OpenRunsQuery(locks []Lock, shared bool) string {
-	var rows []string
-	for _, l := range locks {
-		rows = append(rows, fmt.Sprintf("(%d, %d)", l.Number, l.ObjSubID()))
-	}
 	readers := ""
 	if shared {
 		readers = " AND reader = 0"
 	}
 	return "SELECT pg_catalog.count(*) FROM pglead.lock WHERE started IS NOT NULL AND ended IS NULL" +
-		" AND (number, sub) IN (" + strings.Join(rows, ", ") + ")" + readers
+		" AND (number, sub) IN (" + joined(locks, ", ", func(l Lock) string { return fmt.Sprintf("(%d, %d)", l.Number, l.ObjSubID()) }) + ")" + readers
 }
 
 // PausedQuery is a query for that pause of the locks that ends last. ParsePaused reads its rows.
 // asIs is the session's AsIsSQL, or an expression with the same effect.
 func PausedQuery(locks []Lock, asIs string) string {
-	var rows []string
-	for _, l := range locks {
-		rows = append(rows, l.pausedSQL())
-	}
 	return `SELECT CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until)) END,
 	CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until - pg_catalog.clock_timestamp())) END, paused_by, note, ` + asIs + `
-FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + strings.Join(rows, " OR ") + ") ORDER BY paused_until DESC LIMIT 1"
+FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + joined(locks, " OR ", Lock.pausedSQL) + ") ORDER BY paused_until DESC LIMIT 1"
 }
 
 // PausedAmongQuery is a query for the indexes of the paused locks. ParsePausedAmong reads its rows.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/pglead/pglead/runner/session"
@@ -145,21 +144,11 @@ func Prune(ctx context.Context, on session.Connection, older time.Duration) (gon
 			if r.err != nil {
 				return gone, r.err
 			}
-			from = continuation(rows[0][1:])
+			from = ""
+			if after := rows[0][1:]; !slices.Contains(after, "") { // the key of the row after which to go on
+				from = joined(after, ", ", quote)
+			}
 		}
 	}
 	return gone, nil
-}
-
-// continuation is the key of the row after which Prune continues, as arguments in SQL. It is empty
-// at the end.
-func continuation(columns []string) string {
-	var quoted []string
-	for _, c := range columns {
-		if c == "" {
-			return ""
-		}
-		quoted = append(quoted, quote(c))
-	}
-	return strings.Join(quoted, ", ")
 }

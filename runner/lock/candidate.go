@@ -178,11 +178,11 @@ func (c *Candidate) warnOfLedger(s *session.Session) {
 	if c.warned {
 		return
 	}
-	switch ledger.ParseAccess(s.LoginAnswer()) {
+	switch access, role := ledger.ParseAccess(s.LoginAnswer()); access {
 	case ledger.Foreign:
 		c.cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
 	case ledger.Denied:
-		c.cfg.Log.Info("the ledger is not granted to role "+visible.Text(ledger.DeniedTo(s.LoginAnswer()))+"; going on without", "event", "ledger")
+		c.cfg.Log.Info("the ledger is not granted to role "+visible.Text(role)+"; going on without", "event", "ledger")
 	default:
 		return
 	}
