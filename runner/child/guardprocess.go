@@ -163,7 +163,9 @@ func (g *guardProcess) untilDead() (again bool) {
 		_ = unix.Close(g.pidfd)
 	}
 	g.leaveSocket()
-	g.report.Ready = flag(brief && g.req.KeepGuard && unix.WaitStatus(g.report.Status).Exited()) // see reuse.go
+	if brief && g.req.KeepGuard && unix.WaitStatus(g.report.Status).Exited() {
+		g.report.Ready = 1 // see reuse.go
+	}
 	err := writeMessage(impatient{g.fd}, msgDone, g.report.encode())
 	if g.report.Ready == 0 || err != nil {
 		removeCgroup(g.cgroup)

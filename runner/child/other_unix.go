@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -55,12 +56,7 @@ func processes() []proc {
 }
 
 func isStopped(pid int) bool {
-	for _, p := range processes() {
-		if p.pid == pid {
-			return p.state == 'T'
-		}
-	}
-	return false
+	return slices.ContainsFunc(processes(), func(p proc) bool { return p.pid == pid && p.state == 'T' })
 }
 
 func remains(skip []int) []proc { return descendants(skip) }

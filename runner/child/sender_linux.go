@@ -3,7 +3,6 @@
 package child
 
 import (
-	"errors"
 	"sync/atomic"
 	"unsafe"
 
@@ -31,30 +30,28 @@ var noteSenderAddress uintptr //nolint:gochecknoglobals // set by the linker
 // noteSenders puts the handler before the runtime's, for the signals that are caught.
 func noteSenders(signals ...unix.Signal) {
 	for _, sig := range signals {
-		if notesSender(sig) != nil {
+		if !notesSender(sig) {
 			return
 		}
 	}
 	noted.Store(true)
 }
 
-var errOtherHandler = errors.New("the signals have different handlers")
-
-func notesSender(sig unix.Signal) error {
+func notesSender(sig unix.Signal) bool {
 	var action [64]byte
-	if err := sigaction(sig, nil, &action); err != nil {
-		return err
+	if sigaction(sig, nil, &action) != nil {
+		return false
 	}
 	handler := (*uintptr)(unsafe.Pointer(&action))
 	switch {
 	case *handler <= ignore || *handler == noteSenderAddress:
-		return nil // not caught (nohup), or already done
-	case goHandler != 0 && goHandler != *handler:
-		return errOtherHandler
+		return true // not caught (nohup), or already done
+	case goHandler != 0 && goHandler != *handler: // there is room for one
+		return false
 	}
 	goHandler = *handler
 	*handler = noteSenderAddress
-	return sigaction(sig, &action, nil)
+	return sigaction(sig, &action, nil) == nil
 }
 
 // byTerminal says whether the kernel sent a caught signal to the terminal's foreground

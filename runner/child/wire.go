@@ -113,15 +113,18 @@ func number(body []byte) int64 {
 // GuardPatience does not go over the wire: only pglead needs it.
 type startRequest struct{ Config }
 
+// startNumbers are a request's fields of a fixed size.
+type startNumbers struct {
+	Deadline                                                      boottime.Instant
+	LostGrace, MostGrace, SocketLinger                            time.Duration
+	WaitForLeftovers, ReleaseEndsSession, SharesSocket, KeepGuard bool
+}
+
 func (r *startRequest) encode() []byte {
-	var b []byte
-	for _, n := range []int64{
-		int64(r.Deadline), int64(r.LostGrace), int64(r.MostGrace),
-		flag(r.WaitForLeftovers), flag(r.ReleaseEndsSession), flag(r.KeepGuard),
-		int64(r.SocketLinger), flag(r.SharesSocket),
-	} {
-		b = binary.BigEndian.AppendUint64(b, uint64(n))
-	}
+	b, _ := binary.Append(nil, binary.BigEndian, startNumbers{
+		r.Deadline, r.LostGrace, r.MostGrace, r.SocketLinger,
+		r.WaitForLeftovers, r.ReleaseEndsSession, r.SharesSocket, r.KeepGuard,
+	})
 	for _, list := range [][]string{{r.Path, string(r.Release)}, r.Args, r.Env} {
 		b = binary.AppendUvarint(b, uint64(len(list)))
 		for _, s := range list {
@@ -132,23 +135,15 @@ func (r *startRequest) encode() []byte {
 	return b
 }
 
-func flag(set bool) int64 {
-	if set {
-		return 1
-	}
-	return 0
-}
-
 var errMalformed = errors.New("malformed message")
 
 func (r *startRequest) decode(b []byte) error {
-	var numbers [8]int64
-	for i := range numbers {
-		if len(b) < 8 {
-			return errMalformed
-		}
-		numbers[i], b = number(b[:8]), b[8:]
+	var n startNumbers
+	used, err := binary.Decode(b, binary.BigEndian, &n)
+	if err != nil {
+		return errMalformed
 	}
+	b = b[used:]
 	var single []string
 	for _, list := range []*[]string{&single, &r.Args, &r.Env} {
 		count, used := binary.Uvarint(b)
@@ -169,9 +164,8 @@ func (r *startRequest) decode(b []byte) error {
 	if len(single) != 2 || len(b) != 0 {
 		return errMalformed
 	}
-	r.Deadline, r.LostGrace, r.MostGrace = boottime.Instant(numbers[0]), time.Duration(numbers[1]), time.Duration(numbers[2])
-	r.WaitForLeftovers, r.ReleaseEndsSession, r.KeepGuard = numbers[3] != 0, numbers[4] != 0, numbers[5] != 0
-	r.SocketLinger, r.SharesSocket = time.Duration(numbers[6]), numbers[7] != 0
+	r.Deadline, r.LostGrace, r.MostGrace, r.SocketLinger = n.Deadline, n.LostGrace, n.MostGrace, n.SocketLinger
+	r.WaitForLeftovers, r.ReleaseEndsSession, r.SharesSocket, r.KeepGuard = n.WaitForLeftovers, n.ReleaseEndsSession, n.SharesSocket, n.KeepGuard
 	r.Path, r.Release = single[0], []byte(single[1])
 	return nil
 }
