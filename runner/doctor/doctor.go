@@ -73,8 +73,7 @@ func (x *examination) add(name string, c checkup.Check) {
 
 // failed is a check that failed because of an error.
 func failed(err error) checkup.Check {
-	var e *session.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*session.Error](err); ok {
 		return checkup.Failf(e.Hint, "%s", err)
 	}
 	return checkup.Failf("", "%s", err)
@@ -88,8 +87,7 @@ func (x *examination) connect(ctx context.Context) (err error) {
 	began := time.Now()
 	x.client, err = session.OpenCheckedClient(ctx, x.cfg)
 	took := time.Since(began)
-	var e *session.Error
-	if errors.As(err, &e) && (e.Kind == session.Unsafe || e.Kind == session.Standby || e.Kind == session.NoStandbys) {
+	if e, ok := errors.AsType[*session.Error](err); ok && (e.Kind == session.Unsafe || e.Kind == session.Standby || e.Kind == session.NoStandbys) {
 		x.refused = err
 		x.client, _ = session.OpenAnyClient(ctx, x.cfg)
 	}

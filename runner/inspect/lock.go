@@ -110,31 +110,26 @@ func (l *Lock) add(v View) {
 // its line (-1 if it doesn't wait), and the number of all waiters.
 func InLine(views []View, backend uint32) (holders []View, before, waiters int) {
 	var own *View
-	var others []View
+	var line []View
 	for _, l := range Locks(views) {
-		for _, h := range l.Holders {
-			if h.Backend != backend {
-				holders = append(holders, h)
-			}
-		}
+		holders = append(holders, l.Holders...)
+		line = append(line, l.Waiters...)
 		for _, w := range l.Waiters {
-			waiters++
 			if w.Backend == backend {
 				own = &w
-			} else {
-				others = append(others, w)
 			}
 		}
 	}
+	holders = slices.DeleteFunc(holders, func(h View) bool { return h.Backend == backend })
 	if own == nil {
-		return holders, -1, waiters
+		return holders, -1, len(line)
 	}
-	for _, w := range others {
+	for _, w := range line {
 		if w.ID == own.ID && w.Waiting > own.Waiting {
 			before++
 		}
 	}
-	return holders, before, waiters
+	return holders, before, len(line)
 }
 
 // Sort puts the locks of one key together, with its slots in order. Locks whose key

@@ -63,8 +63,7 @@ func Role(ctx context.Context, on session.Connection) string {
 // backend's own role, or a member of pg_signal_backend.
 func Terminate(ctx context.Context, on session.Connection, pid uint32) error {
 	rows, err := on.Query(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", pid))
-	var denied *session.Error
-	if errors.As(err, &denied) && denied.Kind == session.Denied {
+	if denied, ok := errors.AsType[*session.Error](err); ok && denied.Kind == session.Denied {
 		return session.Errorf(session.Denied, "GRANT pg_signal_backend TO "+Role(ctx, on)+"; a superuser's session takes a superuser",
 			"end the session of backend %d: %w", pid, err)
 	}

@@ -47,34 +47,31 @@ type named struct {
 
 // MarshalJSON writes the form that programs read.
 func (v View) MarshalJSON() ([]byte, error) {
-	seconds, since, startsIn := v.Waiting, (*time.Time)(nil), (*float64)(nil)
+	seconds, since, startsIn := v.Waiting, time.Time{}, (*float64)(nil)
 	if v.Granted {
-		seconds = v.HeldFor()
-		if !v.Since.IsZero() {
-			since = &v.Since
-		}
+		seconds, since = v.HeldFor(), v.Since
 	}
 	if left, delayed := v.StartsIn(); delayed {
 		startsIn = new(left.Seconds())
 	}
 	return json.Marshal(struct {
-		Host        string     `json:"host"`
-		PID         int        `json:"pid,omitempty"`
-		User        string     `json:"user,omitempty"`
-		Command     string     `json:"command,omitempty"`
-		Note        string     `json:"note,omitempty"`
-		Role        string     `json:"role"`
-		Client      string     `json:"client,omitempty"`
-		Application string     `json:"application"`
-		Backend     uint32     `json:"backend"`
-		Pglead      bool       `json:"pglead"`
-		Since       *time.Time `json:"since,omitempty"`
-		Seconds     float64    `json:"seconds,omitempty"`           // held for, or waiting for
-		StartsIn    *float64   `json:"starts_in_seconds,omitempty"` // not there once the command has started
-		Token       int64      `json:"token,omitempty"`
-		Lease       float64    `json:"lease_seconds,omitempty"`
-		Silent      float64    `json:"silent_seconds,omitempty"` // not heard for, if its heartbeat is overdue
-		Hidden      bool       `json:"hidden,omitempty"`         // this role may not see the details
+		Host        string    `json:"host"`
+		PID         int       `json:"pid,omitempty"`
+		User        string    `json:"user,omitempty"`
+		Command     string    `json:"command,omitempty"`
+		Note        string    `json:"note,omitempty"`
+		Role        string    `json:"role"`
+		Client      string    `json:"client,omitempty"`
+		Application string    `json:"application"`
+		Backend     uint32    `json:"backend"`
+		Pglead      bool      `json:"pglead"`
+		Since       time.Time `json:"since,omitzero"`
+		Seconds     float64   `json:"seconds,omitempty"`           // held for, or waiting for
+		StartsIn    *float64  `json:"starts_in_seconds,omitempty"` // not there once the command has started
+		Token       int64     `json:"token,omitempty"`
+		Lease       float64   `json:"lease_seconds,omitempty"`
+		Silent      float64   `json:"silent_seconds,omitempty"` // not heard for, if its heartbeat is overdue
+		Hidden      bool      `json:"hidden,omitempty"`         // this role may not see the details
 	}{
 		v.Where(), v.PID, v.User, v.Command, v.Note, v.Role, v.Client, v.Application, v.Backend, v.Pglead(),
 		since, seconds.Seconds(), startsIn, v.Token, v.Lease.Seconds(), v.SilentFor().Seconds(), v.Hidden,

@@ -36,7 +36,9 @@ func OpenClient(ctx context.Context, cfg Config) (*Client, error) {
 func OpenReader(ctx context.Context, cfg Config) (client *Client, standby bool, err error) {
 	client, err = openClient(ctx, cfg, func(ctx context.Context, pg *pgconn.PgConn) error {
 		err := refuseStandby(ctx, pg)
-		standby = standby || isStandby(err)
+		if e, ok := errors.AsType[*Error](err); ok && e.Kind == Standby {
+			standby = true
+		}
 		return err
 	})
 	if err == nil || !standby {
@@ -77,11 +79,6 @@ func refuseStandby(ctx context.Context, pg *pgconn.PgConn) error {
 	return nil
 }
 
-func isStandby(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Kind == Standby
-}
-
 // OpenCheckedClient connects as Open does, with the same checks and the same settings.
 func OpenCheckedClient(ctx context.Context, cfg Config) (*Client, error) {
 	pg, err := connectToHold(ctx, cfg, &route{}, new(loginAnswers).check(cfg))
@@ -111,12 +108,9 @@ func (c *Client) Query(ctx context.Context, queries ...string) (Rows, error) {
 		"ask %s: no answer within %v", Target(c.cfg.Database), limit))
 	defer cancel()
 	allow(c.pg, mostAnswer)
-	settings := [][2]string{{"datestyle", "ISO"}}
+	before, settings := []string{readCommitted}, [][2]string{{"datestyle", "ISO"}}
 	if c.writes {
 		settings = append(settings, [2]string{"synchronous_commit", "local"})
-	}
-	before := []string{readCommitted}
-	if c.writes {
 		before = append(before, "SET TRANSACTION READ WRITE") // the server accepts it only before a SELECT
 	}
 	before = append(before, OwnNames, "SELECT "+setSQL(true, settings)+", "+asIsSQL(c.pg, true)+", "+c.stayOpenSQL())

@@ -247,23 +247,20 @@ func withHostAddr(from *sources, dsn, addrs string, cfg *pgconn.Config) (*pgconn
 	if len(list) != len(hosts) {
 		return nil, fmt.Errorf("%d hosts, but %d hostaddr", len(hosts), len(list))
 	}
-	resolve := cfg.LookupFunc
+	addressOf := map[string]string{}
 	for i, host := range hosts {
-		next, name, addr := resolve, host, list[i]
-		if addr == "" {
-			continue
-		}
-		if net.ParseIP(addr) == nil {
+		if list[i] != "" && net.ParseIP(list[i]) == nil {
 			return nil, errors.New("hostaddr is not an IP address")
 		}
-		resolve = func(ctx context.Context, host string) ([]string, error) {
-			if host == name {
-				return []string{addr}, nil
-			}
-			return next(ctx, host)
-		}
+		addressOf[host] = list[i]
 	}
-	cfg.LookupFunc = resolve
+	resolve := cfg.LookupFunc
+	cfg.LookupFunc = func(ctx context.Context, host string) ([]string, error) {
+		if addr := addressOf[host]; addr != "" {
+			return []string{addr}, nil
+		}
+		return resolve(ctx, host)
+	}
 	return cfg, nil
 }
 

@@ -123,23 +123,19 @@ func (e serverError) Unwrap() error { return e.pg }
 // Passing says whether the obstacle may go away by itself, so that a run that waits
 // should try again.
 func Passing(err error) bool {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Kind == Unreachable || e.Kind == Standby || e.Kind == NoStandbys
 	}
-	var lost *LostError
-	return errors.As(err, &lost)
+	return errors.As(err, new(*LostError))
 }
 
 // connectError makes one line of the errors that pgconn returns for its attempts. For each address
 // there is one attempt, and with sslmode=prefer there are two.
 func connectError(target string, cfg *pgconn.Config, err error) error {
-	var attempts []hostError
-	var connect *pgconn.ConnectError
-	if errors.As(err, &connect) {
+	if connect, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		err = connect.Unwrap()
 	}
-	collectHostErrors(err, &attempts)
+	attempts := hostErrors(err)
 	e := &Error{}
 	var causes []string
 	for i, a := range attempts {
@@ -179,20 +175,20 @@ type hostError struct {
 	cause error
 }
 
-// collectHostErrors finds the leaves of pgconn's error tree. pgconn joins the attempts, and
-// only the text of each attempt names its host.
-func collectHostErrors(err error, out *[]hostError) {
+// hostErrors are the leaves of pgconn's error tree. pgconn joins the attempts, and only the text of
+// each attempt names its host.
+func hostErrors(err error) (list []hostError) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
-			collectHostErrors(e, out)
+			list = append(list, hostErrors(e)...)
 		}
-		return
+		return list
 	}
 	host, _, found := strings.Cut(err.Error(), " (")
 	if !found || strings.ContainsAny(host, " `") {
 		host = ""
 	}
-	*out = append(*out, hostError{host: host, cause: err})
+	return []hostError{{host: host, cause: err}}
 }
 
 func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hint string) {

@@ -116,8 +116,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 		row = row[:len(row)-1]
 	}
 	if asked {
-		value := string(row[firstColumn])
-		answers.first = &value
+		answers.first = new(string(row[firstColumn]))
 	}
 	answers.age, answers.identity, err = readServerAge(ctx, pg, row[ageColumns:])
 	return answers, err

@@ -150,9 +150,10 @@ func (s *Session) secondError(err error) error {
 	default:
 		return err
 	}
-	hint := e.Hint
-	if s.cfg.Transaction && e.Kind == Unreachable && hint == "" {
-		hint = "each grant takes a second connection for a moment: the pooler's pool has to leave one free"
+	second := *e
+	second.err = fmt.Errorf("the second session: %w", e)
+	if s.cfg.Transaction && e.Kind == Unreachable && e.Hint == "" {
+		second.Hint = "each grant takes a second connection for a moment: the pooler's pool has to leave one free"
 	}
-	return &Error{Kind: e.Kind, Hint: hint, Full: e.Full, LoginRejected: e.LoginRejected, err: fmt.Errorf("the second session: %w", e)}
+	return &second
 }
