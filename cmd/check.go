@@ -73,10 +73,8 @@ type checkView struct {
 }
 
 type successView struct {
-	Started time.Time `json:"started"`
-	Ended   time.Time `json:"ended"`
-	Host    string    `json:"host"`
-	Ago     float64   `json:"seconds_ago"`
+	ledger.Success
+	Ago float64 `json:"seconds_ago"`
 }
 
 // newSuccessView is nil if there has been no success.
@@ -84,7 +82,7 @@ func newSuccessView(s ledger.Success, now time.Time) *successView {
 	if s.Ended.IsZero() {
 		return nil
 	}
-	return &successView{Started: s.Started, Ended: s.Ended, Host: s.Host, Ago: now.Sub(s.Ended).Seconds()}
+	return &successView{s, now.Sub(s.Ended).Seconds()}
 }
 
 func (f *lookFlags) writeVerdict(w io.Writer, key string, within time.Duration, v ledger.Report) error {

@@ -34,7 +34,7 @@ func (o *options) prepare(cmd *cobra.Command, args []string, example string) (ru
 	o.configureUI(keys)
 	cfg, err := o.config(cmd, keys, args)
 	if err != nil {
-		if missing := (*child.LookupError)(nil); errors.As(err, &missing) {
+		if missing, ok := errors.AsType[*child.LookupError](err); ok {
 			o.noteMissing(cmd, claim, missing)
 		}
 		return runner.Config{}, err

@@ -66,8 +66,7 @@ func usagef(hint, format string, args ...any) error {
 
 // withWait adds to a full server's refusal a hint to --wait, unless it was given.
 func (o *options) withWait(err error) error {
-	var refused *session.Error
-	if o.wait.value == 0 && errors.As(err, &refused) && refused.Full {
+	if refused, ok := errors.AsType[*session.Error](err); ok && refused.Full && o.wait.value == 0 {
 		return explain(err, "", "--wait tries again until a connection is free")
 	}
 	return err

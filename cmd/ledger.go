@@ -31,7 +31,7 @@ type ledgerFlags struct {
 }
 
 func newLedgerCmd(u *ui) *cobra.Command {
-	f := ledgerFlags{lookFlags: lookFlags{options: newOptions(u)}, older: duration{value: 90 * 24 * time.Hour}}
+	f := ledgerFlags{lookFlags: lookFlags{options: newOptions(u)}, older: duration{value: 90 * day}}
 	cmd := &cobra.Command{
 		Use:   "ledger install|status|prune|uninstall [flags]",
 		Short: "Have the database remember runs",

@@ -17,6 +17,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 )
 
@@ -294,12 +295,9 @@ func lookupHint(e *child.LookupError) string {
 func ownHolder(held *lock.ConflictError) bool {
 	backend := os.Getenv("PGLEAD_BACKEND_PID")
 	ids := strings.Split(os.Getenv("PGLEAD_LOCK_ID"), "\n")
-	for _, h := range held.Holders {
-		if strconv.FormatUint(uint64(h.Backend), 10) == backend && slices.Contains(ids, h.ID.String()) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(held.Holders, func(h inspect.View) bool {
+		return strconv.FormatUint(uint64(h.Backend), 10) == backend && slices.Contains(ids, h.ID.String())
+	})
 }
 
 // warnOfOuter warns before a wait that this pglead may wait for the one that it runs under.

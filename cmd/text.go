@@ -117,9 +117,9 @@ func few(list []string, most int) string {
 // brief is a duration in at most two units: 3d4h, 12m5s.
 func brief(d time.Duration) string {
 	d = d.Truncate(time.Second)
-	switch days := d / (24 * time.Hour); {
-	case days > 0:
-		return fmt.Sprintf("%dd%dh", days, d%(24*time.Hour)/time.Hour)
+	switch {
+	case d >= day:
+		return fmt.Sprintf("%dd%dh", d/day, d%day/time.Hour)
 	case d >= time.Hour:
 		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
 	}
@@ -128,7 +128,6 @@ func brief(d time.Duration) string {
 
 // took is how long a run lasted: 0.4s, 42s, 1m02s, 3h05m, 2d03h.
 func took(d time.Duration) string {
-	const day = 24 * time.Hour
 	whole := d.Truncate(time.Second)
 	switch {
 	case d < 10*time.Second:
@@ -153,12 +152,12 @@ func roughly(d time.Duration) string {
 	case d < 49*time.Hour:
 		return fmt.Sprintf("%dh", d/time.Hour)
 	}
-	return fmt.Sprintf("%dd", d/(24*time.Hour))
+	return fmt.Sprintf("%dd", d/day)
 }
 
 // whenExactly is an instant in a table of runs: one minute may have several.
 func whenExactly(t, now time.Time) string {
-	if now.Sub(t) > 300*24*time.Hour {
+	if now.Sub(t) > 300*day {
 		return t.Local().Format("Jan _2 2006")
 	}
 	return t.Local().Format("Jan _2 15:04:05")
@@ -166,7 +165,7 @@ func whenExactly(t, now time.Time) string {
 
 // when is an instant in a sentence.
 func when(t, now time.Time) string {
-	if now.Sub(t) > 300*24*time.Hour {
+	if now.Sub(t) > 300*day {
 		return t.Local().Format("Jan _2  2006")
 	}
 	return t.Local().Format("Jan _2 15:04")

@@ -111,7 +111,7 @@ func (u *ui) setAway(reason, still string) {
 // does not repeat a reason from the previous line.
 func (u *ui) inVain(err error) string {
 	text, reason := err.Error(), err.Error()
-	if e := (*explainedError)(nil); errors.As(err, &e) {
+	if e, ok := errors.AsType[*explainedError](err); ok {
 		reason = e.error.Error()
 	}
 	u.mu.Lock()

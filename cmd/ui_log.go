@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -99,7 +100,7 @@ func (h *textHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 		case "item":
 			with.key += ": " + printable(a.Value.String())
 		default:
-			with.attrs = append(with.attrs[:len(with.attrs):len(with.attrs)], a)
+			with.attrs = append(slices.Clip(with.attrs), a)
 		}
 	}
 	return &with

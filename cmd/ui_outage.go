@@ -36,8 +36,7 @@ type obstacle struct {
 // obstacleOf says what is in the way: a database that is away, is full, rejects this role
 // or is no primary, or its ledger or its standbys.
 func obstacleOf(err error) obstacle {
-	e := (*session.Error)(nil)
-	known := errors.As(err, &e)
+	e, known := errors.AsType[*session.Error](err)
 	switch {
 	case errors.As(err, new(*lock.LedgerError)), errors.As(err, new(*ledger.FencedError)), errors.Is(err, session.ErrUnconfirmed):
 		return obstacle{"the command can't start yet", "the command still can't start", "the command could not start", ""}
@@ -100,7 +99,7 @@ func (o *outage) away(err error) {
 	hint := ""
 	if !known {
 		o.said = append(o.said, reason)
-		if e := (*session.Error)(nil); !errors.As(err, &e) || !e.Full { // there is nothing to do but wait
+		if e, ok := errors.AsType[*session.Error](err); !ok || !e.Full { // there is nothing to do but wait
 			_, hint = status(err)
 		}
 	}

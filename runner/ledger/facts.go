@@ -18,10 +18,11 @@ type Fact struct {
 	Pause   Pause
 }
 
-// Success is the last run that succeeded.
+// Success is the last run that succeeded, also as a part of JSON.
 type Success struct {
-	Started, Ended time.Time // zero: never
-	Host           string
+	Started time.Time `json:"started"` // zero: never
+	Ended   time.Time `json:"ended"`
+	Host    string    `json:"host"`
 }
 
 // Pause keeps the runs of a lock from starting. The zero Pause does not.

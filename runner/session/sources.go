@@ -53,11 +53,8 @@ func (s *sources) parse(dsn string) (*pgconn.Config, error) {
 		}
 	}
 	name := "of that name"
-	if _, noErr := pgconn.ParseConfig(withParam(dsn, "servicefile", os.DevNull)); noErr != nil {
-		_, service, _ := strings.Cut(noErr.Error(), "unable to find service: ")
-		if service = strings.TrimSuffix(service, ")"); strings.Trim(strings.ToLower(service), lowerCase+"0123456789_-.") == "" {
-			name = strconv.Quote(service)
-		}
+	if service := serviceName(dsn); strings.Trim(strings.ToLower(service), lowerCase+"0123456789_-.") == "" {
+		name = strconv.Quote(service)
 	}
 	return nil, fmt.Errorf("no service %s: looked in %s", name, strings.Join(slices.DeleteFunc(looked, func(f string) bool { return f == "" }), ", "))
 }
@@ -172,11 +169,7 @@ func namedFile(dsn, parameter, variable, name string) string {
 	if file, found := given(dsn, parameter); found {
 		return file
 	}
-	service, found := given(dsn, "service")
-	if !found {
-		service = os.Getenv("PGSERVICE")
-	}
-	if service != "" {
+	if service := serviceName(dsn); service != "" {
 		if services, err := pgservicefile.ReadServicefile(serviceFile(dsn)); err == nil {
 			if of, err := services.GetService(service); err == nil && of.Settings[parameter] != "" {
 				return of.Settings[parameter]
@@ -184,6 +177,14 @@ func namedFile(dsn, parameter, variable, name string) string {
 		}
 	}
 	return fromHome(variable, name)
+}
+
+// serviceName is the service that a connection string or the environment names.
+func serviceName(dsn string) string {
+	if service, found := given(dsn, "service"); found {
+		return service
+	}
+	return os.Getenv("PGSERVICE")
 }
 
 // serviceFile is the file that pgconn reads for a connection string.
