@@ -132,17 +132,13 @@ func (o *options) claim() (claim lock.Claim, keys []string, err error) {
 	keys = slices.Clone(o.keys)
 	slices.SortFunc(keys, func(a, b string) int { return ids[a].Compare(ids[b]) })
 	if o.slots > 1 {
-		claim.Keys = keys
 		gate, err := scheme.Gate(keys[0])
 		if err != nil {
 			return claim, nil, usagef("", "--slots: %w", err)
 		}
-		claim.Gate = &gate
+		claim.Keys, claim.Gate = keys, &gate
 		for i := range o.slots {
-			id, err := scheme.Slot(keys[0], i+1)
-			if err != nil {
-				return claim, nil, usagef("", "--slots: %w", err)
-			}
+			id, _ := scheme.Slot(keys[0], i+1) // the scheme has a gate, so it has slots
 			claim.IDs = append(claim.IDs, id)
 		}
 		return claim, keys, nil

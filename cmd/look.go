@@ -61,16 +61,14 @@ func (f *lookFlags) withLocksOf(
 func (f *lookFlags) locksOf(ctx context.Context, client *session.Client, claim lock.Claim) (lock.Claim, []*inspect.Lock, error) {
 	sought := claim.Sought()
 	slots := map[lockkey.ID]int{}
-	if scheme, err := f.scheme(); err == nil && f.slots == 1 {
-		if gate, err := scheme.Gate(f.keys[0]); err == nil {
-			sought.Lines, sought.Gates = append(slices.Clone(sought.Lines), gate), []lockkey.ID{gate}
-			sought.Locks = append(slices.Clone(sought.Locks), gate)
-			slots[gate] = 0
-			for i := range lockkey.MostSlots {
-				id, _ := scheme.Slot(f.keys[0], i+1) // the scheme has a gate, so it has slots
-				sought.Locks = append(sought.Locks, id)
-				slots[id] = i + 1
-			}
+	scheme, _ := f.scheme() // claim has checked it
+	if gate, err := scheme.Gate(f.keys[0]); err == nil && f.slots == 1 {
+		sought.Lines, sought.Gates = append(slices.Clone(sought.Lines), gate), []lockkey.ID{gate}
+		sought.Locks = slices.Clone(sought.Locks)
+		for slot := range lockkey.MostSlots + 1 { // the gate is slot 0
+			id, _ := scheme.Slot(f.keys[0], slot)
+			sought.Locks = append(sought.Locks, id)
+			slots[id] = slot
 		}
 	}
 	views, err := inspect.Views(ctx, client, sought)
