@@ -3,7 +3,6 @@ package child
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"os"
 	"strconv"
 	"syscall"
@@ -49,7 +48,7 @@ func init() { //nolint:gochecknoinits // see above
 	setSlack(os.Getenv(slackVariable)) // this thread's slack, and so the command's
 	g, err := newGuardProcess(control, renewals, socket, os.Getenv(cgroupVariable))
 	for again := err == nil; again; {
-		again = g.start() == nil && g.untilDead()
+		again = g.start() && g.untilDead()
 	}
 	syscall.Exit(0) // os.Exit sleeps for a second under the race detector
 }
@@ -120,7 +119,7 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 		unix.CloseOnExec(socket)
 	}
 	if err := becomeSubreaper(); err != nil {
-		return nil, fmt.Errorf("become subreaper: %w", err)
+		return nil, err
 	}
 	// A signal may go to the whole group, session or control group. pglead acts on it, so the guard
 	// ignores it. The command gets the action that pglead was started with.

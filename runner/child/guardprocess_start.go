@@ -2,7 +2,6 @@ package child
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"syscall"
 
@@ -11,70 +10,68 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// start receives the request and starts the command.
+// start receives the request and starts the command, and says whether it did.
 //
 // Until the start the guard is in pglead's process group. The command starts there, too: in a group
 // of its own it could not read from the terminal, and Ctrl-Z would not stop it. A guard for several
 // commands leaves the group first, and gives each command a group of its own, so that a signal to
 // the group of one command reaches no other command.
-func (g *guardProcess) start() (err error) {
-	if err := g.receive(); err != nil {
+func (g *guardProcess) start() (started bool) {
+	if !g.receive() {
 		removeCgroup(g.cgroup)
-		return err
+		return false
 	}
 	if boottime.Now() >= g.deadline || closed(g.socket) {
 		// pglead or this process was stopped or slow, and another process may have the lock.
-		return g.refuse(tooLate, 0, ErrTooLate)
+		g.refuse(tooLate, 0)
+		return false
 	}
-	if g.req.KeepGuard {
-		if err := g.leaveSession(); err != nil {
-			return err
-		}
+	if g.req.KeepGuard && !g.leaveSession() {
+		return false
 	}
 	g.resetStop()
 	born := boottime.Now()
+	var err error
 	if g.pid, err = g.execute(&syscall.ProcAttr{Env: g.req.Env, Files: []uintptr{0, 1, 2}, Sys: g.attributes()}); err != nil {
 		errno := syscall.EINVAL
 		_ = errors.As(err, &errno)
-		return g.refuse(int64(errno), born, err)
+		g.refuse(int64(errno), born)
+		return false
 	}
 	g.pidfdOf = g.pid
 	g.resetStop = ignoreStop(unix.SIGTSTP)
-	if err := g.leaveSession(); err != nil {
-		return err
+	if !g.leaveSession() {
+		return false
 	}
 	if err := writeStartAnswer(blocking{g.fd}, msgStarted, int64(g.pid), born); err != nil {
 		g.decideKill(pgleadGone)
 	}
-	return nil
+	return true
 }
 
-// receive reads a request to start. If it is not the first, receive forgets the previous command.
-func (g *guardProcess) receive() error {
+// receive reads a request to start, and says whether there was one. If it is not the first, receive
+// forgets the previous command.
+func (g *guardProcess) receive() bool {
 	k, body, err := readMessage(blocking{g.fd})
 	if err != nil && g.pid != 0 {
 		g.releaseUntold(err) // of the previous command
 	}
-	if err != nil || k != msgStart {
-		return fmt.Errorf("no start request: %w", err)
-	}
 	var req startRequest
-	if err := req.decode(body); err != nil {
-		return err
+	if err != nil || k != msgStart || req.decode(body) != nil {
+		return false
 	}
 	if g.pid != 0 {
 		g.commandTree = newCommandTree()
 		g.readRenewals() // they are for a dead command
 	}
 	g.req, g.deadline = req, req.Deadline
-	return g.alarm.Set(g.deadline)
+	return g.alarm.Set(g.deadline) == nil
 }
 
 // refuse tells pglead why the command does not start.
-func (g *guardProcess) refuse(why int64, born boottime.Instant, err error) error {
+func (g *guardProcess) refuse(why int64, born boottime.Instant) {
 	removeCgroup(g.cgroup)
 	_ = writeStartAnswer(blocking{g.fd}, msgFailed, why, born)
-	return err
 }
 
 // leaveSession gives the guard a session of its own, where no signal for pglead's group reaches it.
@@ -82,15 +79,12 @@ func (g *guardProcess) refuse(why int64, born boottime.Instant, err error) error
 // orphaned while the command's parent, the guard, is in another group of the same session
 // (setpgid(2)). If the guard then ended while pglead is stopped, the group would become orphaned,
 // and the kernel would send SIGHUP to all of it, cron's shell included.
-func (g *guardProcess) leaveSession() error {
-	if g.apart {
-		return nil
+func (g *guardProcess) leaveSession() (apart bool) {
+	if !g.apart {
+		_, err := unix.Setsid()
+		g.apart = err == nil
 	}
-	if _, err := unix.Setsid(); err != nil {
-		return fmt.Errorf("setsid: %w", err)
-	}
-	g.apart = true
-	return nil
+	return g.apart
 }
 
 // attributes are the system attributes for the start of the command.
