@@ -1,7 +1,6 @@
 package child
 
 import (
-	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -13,23 +12,15 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// selfExe is this program, even if its file has been replaced or removed since it
-// started.
-func selfExe() string {
-	const link = "/proc/self/exe"
-	if _, err := os.Lstat(link); err == nil {
-		return link
-	}
-	path, _ := os.Executable()
-	return path
-}
+// selfExe is this program, even if its file has been replaced or removed since it started. NewGuards
+// has seen to it that there is a /proc.
+func selfExe() string { return "/proc/self/exe" }
 
 // setThreadName changes what pkill and killall match, if the calling thread is the
 // first of the process (PR_SET_NAME(2const)).
 func setThreadName(name string) {
-	if terminated, err := unix.BytePtrFromString(name); err == nil {
-		_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(terminated)), 0)
-	}
+	terminated := []byte(name + "\x00")
+	_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&terminated[0])), 0)
 }
 
 // guardSlack is how late a timer of the guard's other threads may be. Go's runtime has a thread
