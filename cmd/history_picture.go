@@ -35,23 +35,17 @@ func newPicture(past pastRuns) (p picture) {
 	}
 	now := past.history.Now
 	p.runs = past.history.Runs[:min(len(past.history.Runs), mostDrawn)]
-	p.from, p.to = p.runs[0].Started, p.runs[0].Started
+	var times []time.Time
 	for _, r := range p.runs {
-		for _, t := range []time.Time{r.Started.Add(-r.Waited), r.Started, r.Ended} {
-			if t.IsZero() {
-				continue
-			}
-			if t.Before(p.from) {
-				p.from = t
-			}
-			if t.After(p.to) {
-				p.to = t
-			}
-		}
-		if r.Outcome == ledger.Running {
-			p.to = now
+		times = append(times, r.Started.Add(-r.Waited), r.Started)
+		switch {
+		case r.Outcome == ledger.Running:
+			times = append(times, now)
+		case !r.Ended.IsZero():
+			times = append(times, r.Ended)
 		}
 	}
+	p.from, p.to = slices.MinFunc(times, time.Time.Compare), slices.MaxFunc(times, time.Time.Compare)
 	span := max(p.to.Sub(p.from), time.Minute)
 	if idle := now.Sub(p.to); idle >= 0 && idle <= span {
 		p.to = now

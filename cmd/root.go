@@ -43,7 +43,7 @@ func Main(args []string) int {
 		called = args[0]
 	}
 	root := newRootCmd(called, u, os.Stdout)
-	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
+	if strings.HasPrefix(called, cobra.ShellCompRequestCmd) {
 		addCompletions(root)
 	}
 	if isUnknown(called) {

@@ -90,8 +90,7 @@ func (u *ui) configure(quiet, verbose, asJSON bool, keys []string) {
 	if asJSON {
 		u.json = true
 		u.log = slog.New(newJSONHandler(u))
-	}
-	if !asJSON {
+	} else {
 		keys = slices.Clone(keys)
 		for i, key := range keys {
 			keys[i] = printable(key)

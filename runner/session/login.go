@@ -205,11 +205,9 @@ const needsPostgreSQL = "a server of PostgreSQL 14 or newer is needed"
 // PostgreSQL.
 func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
 	version := pg.ParameterStatus("server_version")
-	results, err := pg.Exec(ctx, "SELECT pg_catalog.version()").ReadAll()
-	if err == nil {
-		if row, err := rowsOf(results).Only(1); err == nil {
-			version = row[0]
-		}
+	results, _ := pg.Exec(ctx, "SELECT pg_catalog.version()").ReadAll()
+	if row, err := rowsOf(results).Only(1); err == nil {
+		version = row[0]
 	}
 	return TooOldError(version)
 }

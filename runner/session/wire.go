@@ -218,18 +218,11 @@ func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 	s.mu.Lock()
 	comment := s.comment
 	s.mu.Unlock()
-	var messages []pgproto3.FrontendMessage
-	for _, sql := range r.SQL {
-		messages = append(messages, &pgproto3.Query{String: commented(comment, math.MaxUint32, sql)})
+	for _, sql := range r.SQL { // Encode fails only for a message of a GiB
+		encoded, _ = (&pgproto3.Query{String: commented(comment, math.MaxUint32, sql)}).Encode(encoded)
 	}
 	if r.Last {
-		messages = append(messages, &pgproto3.Terminate{})
-	}
-	for _, m := range messages {
-		var err error
-		if encoded, err = m.Encode(encoded); err != nil {
-			return nil, false
-		}
+		encoded, _ = (&pgproto3.Terminate{}).Encode(encoded)
 	}
 	return encoded, true
 }
