@@ -233,3 +233,39 @@ func TestFenceCutOff(t *testing.T) {
 		t.Errorf("a fence of a run that was cut off meanwhile: %v", err)
 	}
 }
+
+// TestReadersTogether: readers start at the same time, after a writer, and none ends the session of
+// another.
+func TestReadersTogether(t *testing.T) {
+	server := remembering(t, nil)
+	a, b := connect(t, server, "cron"), connect(t, server, "cron")
+	writer := fenced(t, a)
+	run(t, a, finish(7, writer.token, "ok")+"; SELECT pg_advisory_unlock(7)")
+	reader := func(conn *pgconn.PgConn) string {
+		run(t, conn, "SELECT pg_advisory_lock_shared(7)")
+		s := of(token(t, conn))
+		s.shared = true
+		return s.rest()
+	}
+	waits := func(conn *pgconn.PgConn) {
+		testserver.Eventually(t, "a session waits", func() bool {
+			return query(t, server, fmt.Sprintf("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %d", conn.PID())) == "Lock"
+		})
+	}
+	beside := func(conn *pgconn.PgConn, sql string) <-chan string {
+		answers := make(chan string, 1)
+		go func() {
+			answer, err := try(t, conn, sql)
+			answers <- fmt.Sprint(answer, code(err))
+		}()
+		return answers
+	}
+
+	first, second := reader(a), reader(b)
+	run(t, a, "BEGIN")
+	expect(t, "the first reader", run(t, a, first), "started")
+	answers := beside(b, second)
+	waits(b)
+	run(t, a, "COMMIT")
+	expect(t, "the second reader", <-answers, "started<nil>")
+}

@@ -204,10 +204,18 @@ BEGIN
 		LOOP
 			marker := pglead.marker_1(r.number, r.sub, r.token);
 			tries := 0;
-			WHILE NOT pg_try_advisory_xact_lock(marker) LOOP
+			-- Readers start beside each other. So where the run's fences refuse already, a reader doesn't
+			-- take the marker, and only looks whether anybody shares it.
+			WHILE CASE WHEN p_shared AND coalesce(r.ended, r.cut) IS NOT NULL
+				THEN EXISTS (SELECT FROM pg_lock_status() AS s WHERE s.locktype = 'advisory' AND s.granted AND s.mode = 'ShareLock' AND s.objsubid = 1
+					AND s.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+					AND s.classid::bigint = (marker >> 32) & 4294967295 AND s.objid::bigint = marker & 4294967295)
+				ELSE NOT pg_try_advisory_xact_lock(marker) END
+			LOOP
+				-- A prepared transaction has no pid. A start, which has the marker exclusively, must not be ended.
 				FOR p IN SELECT s.pid, o.rolname, o.oid AS role, o.rolsuper AS super FROM pg_lock_status() AS s, LATERAL pg_stat_get_activity(s.pid) AS a
 					JOIN pg_roles AS o ON o.oid = a.usesysid
-					WHERE s.locktype = 'advisory' AND s.granted AND s.objsubid = 1 AND s.pid IS NOT NULL AND s.pid <> pg_backend_pid() -- a prepared transaction has no pid
+					WHERE s.locktype = 'advisory' AND s.granted AND s.mode = 'ShareLock' AND s.objsubid = 1 AND s.pid IS NOT NULL AND s.pid <> pg_backend_pid()
 						AND s.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
 						AND s.classid::bigint = (marker >> 32) & 4294967295 AND s.objid::bigint = marker & 4294967295
 				LOOP
