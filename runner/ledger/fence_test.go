@@ -235,7 +235,7 @@ func TestFenceCutOff(t *testing.T) {
 }
 
 // TestReadersTogether: readers start at the same time, after a writer, and none ends the session of
-// another.
+// another, or waits for its commit. A pause waits for them.
 func TestReadersTogether(t *testing.T) {
 	server := remembering(t, nil)
 	a, b := connect(t, server, "cron"), connect(t, server, "cron")
@@ -265,7 +265,16 @@ func TestReadersTogether(t *testing.T) {
 	run(t, a, "BEGIN")
 	expect(t, "the first reader", run(t, a, first), "started")
 	answers := beside(b, second)
-	waits(b)
+	waits(b) // the first one changes the lock's own row
 	run(t, a, "COMMIT")
 	expect(t, "the second reader", <-answers, "started<nil>")
+
+	first, second = reader(a), reader(b)
+	run(t, a, "BEGIN")
+	expect(t, "a reader after readers", run(t, a, first), "started")
+	expect(t, "another one, before that one's commit", run(t, b, second), "started")
+	answers = beside(b, "SELECT pglead.pause_1(7, 1::smallint, 'seven', 'infinity', 'ann', '')")
+	waits(b)
+	run(t, a, "COMMIT")
+	expect(t, "a pause", <-answers, "running here<nil>")
 }

@@ -142,7 +142,12 @@ BEGIN
 		p := NULL;
 		FOR i IN 1 .. n LOOP
 			IF pass = 2 THEN
-				PERFORM FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i] AND (l.reader = 0 OR NOT p_shared) ORDER BY l.reader FOR UPDATE;
+				-- A reader has the lock's own row for itself only to change it. Otherwise readers that
+				-- start at the same time would wait for each other's commits.
+				PERFORM FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i] AND (NOT p_shared OR l.reader = 0
+					AND (l.alone IS NOT FALSE OR l.started IS NOT NULL AND l.ended IS NULL OR l.system IS DISTINCT FROM p_system OR l.token >> 48 IS DISTINCT FROM p_token >> 48))
+					ORDER BY l.reader FOR UPDATE;
+				PERFORM FROM pglead.lock AS l WHERE p_shared AND l.number = p_numbers[i] AND l.sub = p_subs[i] AND l.reader = 0 FOR SHARE; -- a pause waits
 			END IF;
 			SELECT l.paused_until, l.paused_by, l.note INTO p FROM pglead.lock AS l
 				WHERE l.paused_until > clock_timestamp() AND (l.number = p_numbers[i] AND l.sub = p_subs[i]
@@ -263,6 +268,8 @@ BEGIN
 		SELECT p_numbers[i], p_subs[i], left(p_keys[i], 500), p_system, p_token, left(p_host, 200), left(p_os_user, 200), p_pid, left(p_command, 200), session_user,
 			p_lease, p_grace, p_tick, p_waited, CASE WHEN p_shared THEN NULL ELSE clock_timestamp() END,
 			NOT p_shared AND NOT EXISTS (SELECT FROM pglead.lock AS o WHERE o.number = p_numbers[i] AND o.sub = p_subs[i] AND o.reader <> 0)
+		WHERE NOT p_shared OR NOT EXISTS (SELECT FROM pglead.lock AS o WHERE o.number = p_numbers[i] AND o.sub = p_subs[i] AND o.reader = 0
+			AND o.system = p_system AND o.token >> 48 = p_token >> 48)
 		ON CONFLICT (number, sub, reader) DO UPDATE SET key = excluded.key, system = excluded.system, token = excluded.token, host = excluded.host,
 			os_user = excluded.os_user, pid = excluded.pid, command = excluded.command, role = excluded.role, lease = excluded.lease, grace = excluded.grace,
 			tick = excluded.tick, waited = excluded.waited, started = excluded.started, cut = NULL, ended = NULL, outcome = NULL, status = NULL, alone = excluded.alone
