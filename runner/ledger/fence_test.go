@@ -278,3 +278,33 @@ func TestReadersTogether(t *testing.T) {
 	run(t, a, "COMMIT")
 	expect(t, "a pause", <-answers, "running here<nil>")
 }
+
+// TestBusyMeanwhile: a start waits for a transaction of a last run, and meanwhile loses one of its
+// locks, under which another run starts. That run goes on.
+func TestBusyMeanwhile(t *testing.T) {
+	server := remembering(t, nil)
+	a, b, job := connect(t, server, "cron"), connect(t, server, "cron"), connect(t, server, localpg.Superuser)
+	old := fenced(t, a)
+	run(t, job, "BEGIN;"+fence(old.token))
+	run(t, a, finish(7, old.token, "ok")+"; SELECT pg_advisory_lock(8)")
+
+	both := of(token(t, b))
+	both.numbers, both.keys, both.closes, both.sure, both.backend = "7, 8", "'seven', 'eight'", "0, 0", true, fmt.Sprint(a.PID())
+	answers := make(chan string, 1)
+	go func() {
+		answer, err := try(t, b, both.rest())
+		answers <- fmt.Sprint(answer, code(err))
+	}()
+	testserver.Eventually(t, "the start waits", func() bool {
+		return query(t, server, fmt.Sprintf("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %d", b.PID())) == "Lock"
+	})
+	c := connect(t, server, "cron")
+	run(t, a, "SELECT pg_advisory_unlock(8)")
+	run(t, c, "SELECT pg_advisory_lock(8)")
+	other := of(token(t, c))
+	other.numbers, other.keys, other.sure = "8", "'eight'", true
+	expect(t, "another run", run(t, c, other.rest()), "started")
+	run(t, job, "COMMIT")
+	expect(t, "the start that has lost the lock", <-answers, "busy 2<nil>")
+	run(t, c, fmt.Sprintf("SELECT pglead.fence('eight', %d)", other.token))
+}

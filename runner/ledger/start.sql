@@ -106,23 +106,6 @@ BEGIN
 		RAISE EXCEPTION 'pglead: the token % has not been drawn', p_token USING ERRCODE = '22023';
 	END IF;
 
-	FOR i IN 1 .. n LOOP
-		IF (p_backend IS NULL AND NOT CASE
-			WHEN p_shared AND p_subs[i] = 1 THEN pg_try_advisory_xact_lock_shared(p_numbers[i])
-			WHEN p_shared THEN pg_try_advisory_xact_lock_shared((p_numbers[i] >> 32)::integer, (p_numbers[i] << 32 >> 32)::integer)
-			WHEN p_subs[i] = 1 THEN pg_try_advisory_xact_lock(p_numbers[i])
-			ELSE pg_try_advisory_xact_lock((p_numbers[i] >> 32)::integer, (p_numbers[i] << 32 >> 32)::integer) END)
-		OR p_backend IS NOT NULL AND NOT EXISTS (SELECT FROM pg_lock_status() AS s, LATERAL pg_stat_get_activity(s.pid) AS a
-			WHERE s.locktype = 'advisory' AND s.granted AND s.pid = p_backend AND s.objsubid = p_subs[i]
-				AND s.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-				AND s.classid::bigint = (p_numbers[i] >> 32) & 4294967295 AND s.objid::bigint = p_numbers[i] & 4294967295
-				AND (p_shared OR s.mode = 'ExclusiveLock')
-				AND a.usesysid = (SELECT o.oid FROM pg_roles AS o WHERE o.rolname = session_user))
-		THEN
-			RETURN 'busy ' || i;
-		END IF;
-	END LOOP;
-
 	IF p_tick IS NOT NULL THEN
 		drift := p_clock - clock_timestamp();
 		IF p_per <= '0' OR drift NOT BETWEEN - least(p_per / 2, '00:05') AND least(p_per / 2, '00:05') THEN
@@ -148,6 +131,21 @@ BEGIN
 					AND (l.alone IS NOT FALSE OR l.started IS NOT NULL AND l.ended IS NULL OR l.system IS DISTINCT FROM p_system OR l.token >> 48 IS DISTINCT FROM p_token >> 48))
 					ORDER BY l.reader FOR UPDATE;
 				PERFORM FROM pglead.lock AS l WHERE p_shared AND l.number = p_numbers[i] AND l.sub = p_subs[i] AND l.reader = 0 FOR SHARE; -- a pause waits
+			END IF;
+			-- The session p_backend may have lost the locks by now, and another run may have started.
+			IF (p_backend IS NULL AND NOT CASE
+				WHEN p_shared AND p_subs[i] = 1 THEN pg_try_advisory_xact_lock_shared(p_numbers[i])
+				WHEN p_shared THEN pg_try_advisory_xact_lock_shared((p_numbers[i] >> 32)::integer, (p_numbers[i] << 32 >> 32)::integer)
+				WHEN p_subs[i] = 1 THEN pg_try_advisory_xact_lock(p_numbers[i])
+				ELSE pg_try_advisory_xact_lock((p_numbers[i] >> 32)::integer, (p_numbers[i] << 32 >> 32)::integer) END)
+			OR p_backend IS NOT NULL AND NOT EXISTS (SELECT FROM pg_lock_status() AS s, LATERAL pg_stat_get_activity(s.pid) AS a
+				WHERE s.locktype = 'advisory' AND s.granted AND s.pid = p_backend AND s.objsubid = p_subs[i]
+					AND s.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+					AND s.classid::bigint = (p_numbers[i] >> 32) & 4294967295 AND s.objid::bigint = p_numbers[i] & 4294967295
+					AND (p_shared OR s.mode = 'ExclusiveLock')
+					AND a.usesysid = (SELECT o.oid FROM pg_roles AS o WHERE o.rolname = session_user))
+			THEN
+				RETURN 'busy ' || i;
 			END IF;
 			SELECT l.paused_until, l.paused_by, l.note INTO p FROM pglead.lock AS l
 				WHERE l.paused_until > clock_timestamp() AND (l.number = p_numbers[i] AND l.sub = p_subs[i]
