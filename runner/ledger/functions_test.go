@@ -323,7 +323,9 @@ INSERT INTO pglead.lock (number, sub, reader, token, started, ended)
 SELECT n, 1 + n % 2, 0, n, now() - interval '9 days', now() - interval '9 days' FROM generate_series(-6000, 6) AS n;
 INSERT INTO pglead.lock (number, sub, reader, token) SELECT 100, 1, 0, 1; -- of readers, by itself
 INSERT INTO pglead.lock (number, sub, reader, token, started, ended)
-SELECT 100, 1, n, n, now() - interval '9 days', now() - interval '9 days' FROM generate_series(1, 50) AS n`)
+SELECT 100, 1, n, n, now() - interval '9 days', now() - interval '9 days' FROM generate_series(1, 50) AS n;
+INSERT INTO pglead.lock (number, sub, reader, token, started, ended) -- a writer's, and a reader's
+VALUES (7, 1, 0, 1, now() - interval '9 days', now() - interval '9 days'), (7, 1, 2, 2, now(), now())`)
 
 	run(t, b, "SELECT pg_advisory_lock(6)")
 	s := of(token(t, b))
@@ -343,7 +345,7 @@ SELECT 100, 1, n, n, now() - interval '9 days', now() - interval '9 days' FROM g
 	expect(t, "a prune", prune(t, pruning, 40*time.Hour), fmt.Sprint(6006+51+old))
 	run(t, b, "COMMIT")
 	run(t, owner, "ROLLBACK")
-	expect(t, "what is left", query(t, server, "SELECT count(*), min(number) FROM pglead.lock"), "1 6")
+	expect(t, "what is left", query(t, server, "SELECT string_agg(concat(number, ' ', reader), ', ' ORDER BY number, reader) FROM pglead.lock"), "6 0, 7 0, 7 2")
 	failed := query(t, server, "SELECT count(*) FROM pglead.run WHERE ended < now() - interval '40 hours'")
 	expect(t, "another", prune(t, pruning, 40*time.Hour), failed)
 	expect(t, "the end", run(t, b, finish(6, s.token, "ok")), fmt.Sprint(s.token))

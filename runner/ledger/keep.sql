@@ -55,7 +55,8 @@ $$;
 -- roles' runs.
 --
 -- A row is needed while its run is open or its key is paused, and as long as its tick could come
--- again: without the row a tick that has had its success would run a second time.
+-- again: without the row a tick that has had its success would run a second time. The lock's own row
+-- is needed as long as any reader's row is: it has the last success of the readers.
 DROP FUNCTION IF EXISTS pglead.prune_1(interval);
 CREATE OR REPLACE FUNCTION pglead.prune_locks_1(p_older interval, p_number bigint, p_sub smallint, p_reader bigint,
 	OUT gone bigint, OUT number bigint, OUT sub smallint, OUT reader bigint)
@@ -68,8 +69,9 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET lock_timeout = '
 			AND p_older >= '0' AND (l.paused_until IS NULL OR l.paused_until <= clock_timestamp())
 			AND (l.ended < now() - p_older AND (l.ok_tick IS NULL OR l.ok_tick < now() - interval '3 days')
 				OR l.started IS NULL AND l.reader = 0
-				AND NOT EXISTS (SELECT FROM pglead.lock AS o WHERE o.number = l.number AND o.sub = l.sub AND o.reader <> 0 AND (o.ended < now() - p_older) IS NOT TRUE)
 				AND NOT EXISTS (SELECT FROM pglead.run AS u WHERE u.number = l.number AND u.sub = l.sub AND u.ended >= now() - p_older))
+			AND (l.reader <> 0 OR NOT EXISTS (SELECT FROM pglead.lock AS o
+				WHERE o.number = l.number AND o.sub = l.sub AND o.reader <> 0 AND (o.ended < now() - p_older) IS NOT TRUE))
 		FOR UPDATE SKIP LOCKED),
 	forgotten AS (DELETE FROM pglead.lock AS l WHERE l.ctid = ANY (ARRAY(SELECT o.place FROM over AS o)) RETURNING l.number)
 	SELECT (SELECT count(*) FROM forgotten), k.number, k.sub, k.reader
