@@ -60,11 +60,16 @@ func (p Plan) installing() string {
 	if p.Published {
 		before = ""
 	}
-	return fmt.Sprintf(`%s%s
+	return fmt.Sprintf(`%s%s%s
 INSERT INTO pglead.setting AS s (version, keep) VALUES (%d, %d)
 ON CONFLICT (one) DO UPDATE SET version = greatest(s.version, excluded.version), keep = %s;
-`, before, schema(), Version, keep, kept)
+`, oneByOne, before, schema(), Version, keep, kept)
 }
+
+// oneByOne makes installs wait for each other: several nodes may be set up at the same time.
+const oneByOne = `SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('pglead ledger install', 0));
+
+`
 
 // unpublished fails if tables would be made that a publication takes along. It is SQL, since users
 // also run what InstallSQL returns.

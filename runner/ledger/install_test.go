@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/pglead/pglead/runner/ledger"
@@ -126,4 +127,40 @@ INSERT INTO pglead.lock (number, sub, reader, token, system, started, ended) SEL
 	const warm = "SELECT pglead.start_1(7, 1::smallint, 'seven', NULL, NULL, 'here', 'ann', 1, 'job', '15s', '0', NULL, NULL, NULL, NULL)"
 	expect(t, "a start without a token", run(t, a, "BEGIN; "+warm+"; SELECT pg_current_xact_id_if_assigned() IS NULL; COMMIT"), " t")
 	expect(t, "from then on", run(t, a, of(token(t, a)).first()), "started")
+}
+
+// TestInstallBesideOthers: installs don't get in each other's way, nor in that of a start which
+// closes a lost run, whichever comes first.
+func TestInstallBesideOthers(t *testing.T) {
+	server := remembering(t, nil)
+	for _, again := range []string{"", "DROP SCHEMA pglead CASCADE"} {
+		query(t, server, again)
+		var installs sync.WaitGroup
+		for range 4 {
+			owner := connect(t, server, "boss")
+			installs.Go(func() {
+				if err := ledger.Install(t.Context(), asking(owner), ledger.Plan{Keep: ledger.Keep}); err != nil {
+					t.Errorf("%q: %v", again, err)
+				}
+			})
+		}
+		installs.Wait()
+	}
+	query(t, server, "GRANT USAGE ON SCHEMA pglead TO cron")
+
+	a, installing := connect(t, server, "cron"), connect(t, server, "boss")
+	lost := fenced(t, a)
+	next := of(token(t, a))
+	next.closes = fmt.Sprint(lost.token)
+	run(t, installing, "BEGIN; LOCK TABLE pglead.lock IN SHARE MODE") // as CREATE INDEX IF NOT EXISTS does
+	answers := make(chan string, 1)
+	go func() {
+		answer, err := try(t, a, next.rest())
+		answers <- fmt.Sprint(answer, code(err))
+	}()
+	testserver.Eventually(t, "the start waits", func() bool {
+		return query(t, server, fmt.Sprintf("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %d", a.PID())) == "Lock"
+	})
+	run(t, installing, "LOCK TABLE pglead.run IN SHARE MODE; COMMIT")
+	expect(t, "the start", <-answers, "started<nil>")
 }

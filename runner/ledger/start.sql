@@ -251,11 +251,11 @@ BEGIN
 		FOR r IN SELECT l.* FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i]
 			AND (l.reader = 0 OR NOT p_shared) AND l.started IS NOT NULL AND l.ended IS NULL
 		LOOP
+			UPDATE pglead.lock AS l SET ended = coalesce(r.cut, clock_timestamp()), outcome = 'lost', status = NULL
+			WHERE l.number = r.number AND l.sub = r.sub AND l.reader = r.reader;
 			INSERT INTO pglead.run (number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
 			VALUES (r.number, r.sub, r.started, r.token, r.system, r.key, r.host, r.os_user, r.pid, r.command, r.role, coalesce(r.cut, clock_timestamp()), 'lost', NULL, r.waited)
 			ON CONFLICT DO NOTHING;
-			UPDATE pglead.lock AS l SET ended = coalesce(r.cut, clock_timestamp()), outcome = 'lost', status = NULL
-			WHERE l.number = r.number AND l.sub = r.sub AND l.reader = r.reader;
 		END LOOP;
 		-- Readers that have ended are forgotten, unless transactions of theirs go on.
 		DELETE FROM pglead.lock AS l WHERE l.ctid IN (SELECT o.ctid FROM pglead.lock AS o
