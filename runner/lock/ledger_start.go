@@ -184,8 +184,11 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 	}
 	return l.holdForOpenRun(ctx, rest, host, func() (bool, error) {
 		open, err := b.askNumber(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.got.Locks), b.cfg.Claim.Shared))
-		if b.lostLedger(ctx, err) {
+		switch {
+		case b.lostLedger(ctx, err):
 			return true, nil // the next question finds that out, too
+		case !b.cfg.Session.Transaction && session.AnsweredError(err) != nil:
+			return false, nil // then the run waits for all of the rest; a transaction has lost the locks
 		}
 		return open == 0, err
 	})

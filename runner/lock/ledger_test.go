@@ -128,6 +128,22 @@ func TestLedgerAlive(t *testing.T) {
 	}
 }
 
+// TestLedgerUnreadable: a role that may not read the ledger's tables waits for as long as an open run
+// may be alive, and then starts.
+func TestLedgerUnreadable(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	cfg.LockDelay = time.Second
+	query(t, server, "REVOKE SELECT ON pglead.lock FROM PUBLIC")
+	tear(t, server, acquire(t, cfg))
+	began := time.Now()
+	release(t, acquire(t, cfg))
+	if took := time.Since(began); took < leasetime.DeadAfter(lease, 0) {
+		t.Errorf("started %v after an end that nobody saw", took)
+	}
+}
+
 // TestLedgerLine: the same for waiters, which know more.
 func TestLedgerLine(t *testing.T) {
 	t.Parallel()
