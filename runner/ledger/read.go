@@ -41,8 +41,11 @@ func epoch(column string) string {
 	return "CASE WHEN pg_catalog.isfinite(" + column + ") THEN (extract(epoch FROM " + column + ") * 1000000)::bigint::text ELSE " + column + "::text END"
 }
 
-// length is an SQL expression for the length of an interval in microseconds.
-func length(column string) string { return "(extract(epoch FROM " + column + ") * 1000000)::bigint" }
+// length is an SQL expression for the length of an interval in microseconds. It is NULL for a caller's
+// nonsense, which else would be everybody's error: no start waits for much longer than a day.
+func length(column string) string {
+	return "CASE WHEN " + column + " BETWEEN '0' AND '48:00' THEN (extract(epoch FROM " + column + ") * 1000000)::bigint END"
+}
 
 // among is an SQL condition on a row of the ledger's tables: it is of this key, under one of these
 // numbers. All numbers of a key have the same sub. A key that is the number itself may have another
@@ -93,11 +96,11 @@ func (r *reader) whole() *int {
 
 func (r *reader) truth() bool { return r.text() == "t" }
 
-// time reads an instant. It is zero for NULL, and Endless for infinity.
+// time reads an instant. It is zero for NULL and -infinity, and Endless for infinity.
 func (r *reader) time() time.Time {
 	if len(r.row) > 0 {
 		switch r.row[0] {
-		case "":
+		case "", "-infinity":
 			r.text()
 			return time.Time{}
 		case "infinity":

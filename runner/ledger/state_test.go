@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/pglead/pglead/runner/ledger"
@@ -71,4 +72,19 @@ SELECT 7, 1, now() - interval '1 hour' * n, n, now(), 'failed' FROM generate_ser
 	state("installed again", ledger.Version, 7, "[] [] <nil>")
 	run(t, a, "SELECT pglead.tidy_1(7, 1::smallint)")
 	expect(t, "what is kept then", query(t, server, "SELECT count(*) FROM pglead.run"), "7")
+}
+
+// TestNonsense: what a granted role has told the functions doesn't keep others from reading.
+func TestNonsense(t *testing.T) {
+	server := remembering(t, nil)
+	a := connect(t, server, "cron")
+	run(t, a, finish(7, fenced(t, a).token, "ok"))
+	s := of(token(t, a))
+	expect(t, "a start after an endless delay", run(t, a, strings.Replace(s.rest(), "'0', NULL, NULL", "'0', '170000000 years', NULL", 1)), "started")
+	run(t, a, finish(7, s.token, "ok"))
+	run(t, a, "SELECT pglead.pause_1(7, 1::smallint, 'seven', '-infinity', 'ann', NULL)")
+	facts, err := ledger.FactsMatching(t.Context(), asking(a), nil, 10)
+	if err != nil || len(facts.List) != 1 || facts.List[0].Pause.Paused() || facts.List[0].Last.Waited != 0 {
+		t.Errorf("%+v, %v", facts, err)
+	}
 }
