@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock/evidence"
@@ -49,46 +48,44 @@ func notifyQuery(channel, payload string) string {
 	return "SELECT " + asyncCommitSQL + ", " + notifySQL(channel, payload)
 }
 
-// listenersSQL is an SQL condition for the sessions that listen to announcements about any of these
-// locks: a waiter for one of them may want another one next. A session that waits for a lock of the
-// same number in another database is told, too, for nothing: to find out which database this is
-// would take as long as all the rest.
-func (c Claim) listenersSQL(locks []advisory.Lock) string {
-	return othersInLinesOf(c.linesFor(locks)...) + " AND " + advisory.IsMark
-}
+// listenersSQL is an SQL condition for the sessions that listen to announcements about any of the
+// claim's locks: a waiter for one of them may want another one next. A session that waits for a lock
+// of the same number in another database is told, too, for nothing: to find out which database this
+// is would take as long as all the rest.
+func (c Claim) listenersSQL() string { return c.othersInLinesSQL() + " AND " + advisory.IsMark }
 
-// audienceQuery asks whether anybody listens to announcements about these locks, and how many in
-// line don't listen.
-func (c Claim) audienceQuery(locks []advisory.Lock) string {
+// audienceQuery asks whether anybody listens to announcements about the claim's locks, and how many
+// in line don't listen.
+func (c Claim) audienceQuery() string {
 	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE %[1]s) > 0 AS listens,
 		count(*) FILTER (WHERE %[2]s) - count(*) FILTER (WHERE %[1]s AND objid <> '%[3]d') AS dormant
 	FROM pg_catalog.pg_lock_status() WHERE %[4]s`,
-		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, othersInLinesOf(c.linesFor(locks)...))
+		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, c.othersInLinesSQL())
 }
 
-// othersInLinesOf is an SQL condition for the locks that other sessions have for their places in
-// any of these lines: tickets and marks.
-func othersInLinesOf(lines ...lockkey.ID) string {
-	return "locktype = 'advisory' AND granted AND pid <> pg_catalog.pg_backend_pid() AND " + advisory.InLinesOf(lines...)
+// othersInLinesSQL is an SQL condition for the locks that other sessions have for their places in
+// the claim's lines: tickets and marks.
+func (c Claim) othersInLinesSQL() string {
+	return "locktype = 'advisory' AND granted AND pid <> pg_catalog.pg_backend_pid() AND " + advisory.InLinesOf(c.lines()...)
 }
 
 // endQueries are the queries that announce, for each lock, that its command is dead, and the
-// query that frees all locks. prefers is the host that should hold them next, or empty.
-func (h *Held) endQueries(prefers string) (words []string, unlock string) {
+// query that frees all locks.
+func (h *Held) endQueries() (words []string, unlock string) {
 	for _, l := range h.Locks {
-		words = append(words, h.wordQuery(l, h.cfg.Claim.listenersSQL(h.Locks), prefers))
+		words = append(words, h.wordQuery(l, h.cfg.Claim.listenersSQL()))
 	}
 	return words, "SELECT " + advisory.UnlockAllSQL(h.Locks)
 }
 
 // wordQuery is the query that announces the end of a tenure, if any session in line fulfils the SQL
 // condition listeners. It names the first of these sessions, or one on the preferred host.
-func (h *Held) wordQuery(l advisory.Lock, listeners, prefers string) string {
+func (h *Held) wordQuery(l advisory.Lock, listeners string) string {
 	word := evidence.Clean
 	if l.Shared {
 		word = evidence.Left
 	}
-	if h.cfg.ofList && !l.Shared && prefers == "" { // others may come back for the item without standing in line
+	if h.cfg.ofList && !l.Shared && h.prefers == "" { // others may come back for the item without standing in line
 		return notifyQuery(evidence.Channel(l.ID), h.endPayloadSQL(word, endPositionSQL))
 	}
 	// In a new backend, sorting by places, as a look does, would take as long
@@ -98,8 +95,8 @@ func (h *Held) wordQuery(l advisory.Lock, listeners, prefers string) string {
 	if len(h.Locks) > 1 { // waiters for this lock come before those for another
 		order = fmt.Sprintf("classid <> '%d', objid", advisory.TicketClass(l.ID))
 	}
-	if prefers != "" {
-		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(prefers), order)
+	if h.prefers != "" {
+		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(h.prefers), order)
 	}
 	say := notifyQuery(evidence.Channel(l.ID), h.endPayloadSQL(word, endPositionSQL, "' "+evidence.ToField+"'", "pid"))
 	return say + " FROM pg_catalog.pg_lock_status() WHERE " + listeners + " ORDER BY " + order + " LIMIT 1"

@@ -254,7 +254,7 @@ func (b *bid) giveBackQueries() []string {
 	case b.cfg.Session.Transaction:
 		return []string{"ROLLBACK"}
 	}
-	words, unlock := h.endQueries("")
+	words, unlock := h.endQueries()
 	if !h.mayAnnounceEnd() {
 		words = nil
 	}

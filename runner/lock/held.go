@@ -179,7 +179,7 @@ func (h *Held) Close() {
 
 // releaseParts is endQueries, preceded by queries that show the end and wait for arriving waiters.
 func (h *Held) releaseParts() (queries []string, unlock string) {
-	words, unlock := h.endQueries(h.prefers)
+	words, unlock := h.endQueries()
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
 	if h.showsEnd && !h.cfg.Claim.Shared {
 		words = append([]string{h.showEndQuery()}, words...)

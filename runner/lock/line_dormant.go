@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
@@ -88,9 +87,6 @@ func (w *waiter) toCall() crowd.ToCall {
 	return w.got.toCall
 }
 
-// line is where those stand that the holder may call: there is one lock if there are any.
-func (h *Held) line() lockkey.ID { return h.cfg.Claim.lineFor(h.Locks[0].ID) }
-
 // Call calls the waiters that may be next. It returns when one of them listens, when all dormant
 // waiters have left, or when its patience is over, which is no longer than most. If ctx ends
 // meanwhile, LateMost is left of it. Release comes next in any case. If nobody listens by then,
@@ -106,7 +102,7 @@ func (h *Held) Call(ctx context.Context, most time.Duration) {
 	for began, said := time.Now(), false; ; said = true {
 		queries := []string{h.heardQuery()}
 		if !h.calling {
-			queries = append(queries, "SELECT "+advisory.CallOf(h.line()).TrySQL())
+			queries = append(queries, "SELECT "+advisory.CallOf(h.cfg.Claim.lines()[0]).TrySQL())
 		}
 		answers, err := h.Session.Ask(ctx, session.Request{SQL: queries})
 		if err != nil {
@@ -130,7 +126,7 @@ func (h *Held) endCallQuery() (query []string) {
 	if !h.calling {
 		return nil
 	}
-	return []string{"SELECT " + advisory.CallOf(h.line()).UnlockSQL()}
+	return []string{"SELECT " + advisory.CallOf(h.cfg.Claim.lines()[0]).UnlockSQL()}
 }
 
 // heardQuery is a query that says whether one of the waiters that may be next listens. It looks
@@ -143,5 +139,5 @@ func (h *Held) heardQuery() string {
 	}
 	return fmt.Sprintf(`SELECT %s FROM (
 	SELECT bool_or(%s) AS listens FROM pg_catalog.pg_lock_status() WHERE %s
-	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, advisory.IsMark, othersInLinesOf(h.line()), crowd.MostListeners)
+	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, advisory.IsMark, h.cfg.Claim.othersInLinesSQL(), crowd.MostListeners)
 }

@@ -152,8 +152,8 @@ func (h *Held) awaitArrivalsQuery() (query []string) {
 		return nil
 	}
 	columns := []string{fmt.Sprintf("pg_catalog.set_config('lock_timeout', '%s', true)", arrivalMost)}
-	for _, l := range h.Locks {
-		alone := advisory.Exclusive(advisory.ArrivalOf(h.cfg.Claim.lineFor(l.ID)).ID) // free if nobody is arriving
+	for _, line := range h.cfg.Claim.lines() {
+		alone := advisory.Exclusive(advisory.ArrivalOf(line).ID) // free if nobody is arriving
 		columns = append(columns, alone.AwaitXactSQL())
 	}
 	return selectQuery(columns)

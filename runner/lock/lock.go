@@ -122,21 +122,19 @@ func (c Claim) lineFor(id lockkey.ID) lockkey.ID {
 	return id
 }
 
-// linesFor are the locks in whose lines the sessions stand that wait for any of these locks.
-func (c Claim) linesFor(locks []advisory.Lock) (lines []lockkey.ID) {
-	for _, l := range locks {
-		if line := c.lineFor(l.ID); !slices.Contains(lines, line) {
-			lines = append(lines, line)
-		}
+// lines are the locks in whose lines the waiters for the claim's locks stand.
+func (c Claim) lines() []lockkey.ID {
+	if c.takesAny() {
+		return []lockkey.ID{*c.Gate}
 	}
-	return lines
+	return c.IDs
 }
 
 // Sought are the locks to look at for a claim, and the locks whose lines lead to them.
 func (c Claim) Sought() inspect.Sought {
-	sought := inspect.Sought{Locks: c.IDs, Lines: c.IDs}
+	sought := inspect.Sought{Locks: c.IDs, Lines: c.lines()}
 	if c.takesAny() {
-		sought.Lines, sought.Gates = []lockkey.ID{*c.Gate}, []lockkey.ID{*c.Gate}
+		sought.Gates = c.lines()
 		sought.Locks = append(slices.Clone(c.IDs), *c.Gate)
 	}
 	return sought

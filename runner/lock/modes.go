@@ -15,7 +15,7 @@ func (c Claim) takesOne() bool { return c.Gate == nil && len(c.IDs) == 1 }
 // hasOneLine says whether all who wait for the claim stand in one line. Otherwise the bid also takes
 // the common marks of the lines in which it has no ticket (lacksCommon), and no waiter calls the
 // dormant ones.
-func (c Claim) hasOneLine() bool { return c.takesAny() || c.takesOne() }
+func (c Claim) hasOneLine() bool { return len(c.lines()) == 1 }
 
 // announces says whether starts and ends are announced, so that those who wait stand in line, and
 // hear of them. In a transaction they poll: through a pooler nobody can listen.

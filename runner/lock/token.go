@@ -90,7 +90,7 @@ func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, columns ..
 		all = append(all, "NULL", "NULL")
 	} else {
 		all = append(all, "audience.dormant", "audience.listens")
-		from += ", (" + cfg.Claim.audienceQuery(locks) + ") AS audience"
+		from += ", (" + cfg.Claim.audienceQuery() + ") AS audience"
 	}
 	if cfg.showsToken() {
 		all = append(all, describe.ShowTokenSQL(cfg.Session.ApplicationName, tokenSQL, false))
