@@ -80,8 +80,8 @@ func (b *bid) refused() []advisory.Lock {
 func (b *bid) try(ctx context.Context) (granted bool, err error) {
 	if b.cfg.Session.Transaction {
 		granted, err = b.tryInTransaction(ctx)
-	} else if result, failed := b.askTry(ctx); failed == nil {
-		granted = b.noteResult(result)
+	} else if won, failed := b.askTry(ctx); failed == nil {
+		granted = b.noteResult(won)
 	} else {
 		err = failed
 	}
@@ -96,41 +96,36 @@ func (b *bid) mayHave() []advisory.Lock {
 	return append(b.cfg.Claim.locks(), advisory.ArrivalOf(b.nextLine()))
 }
 
-// tried is the result of a try.
-type tried struct {
-	won     []advisory.Lock
-	arrived bool // the try was refused, and took the arrival lock
-}
-
 // askTry makes a try. The answer to the first one may have come with the login (firstTrySQL).
-func (b *bid) askTry(ctx context.Context) (tried, error) {
+func (b *bid) askTry(ctx context.Context) (won []advisory.Lock, err error) {
 	value, known := b.s.TakeFirstTry()
 	if !known {
 		row, err := b.s.Row(ctx, 1, "SELECT "+b.trySQL())
 		if err != nil {
-			return tried{}, b.cfg.rejected(err)
+			return nil, b.cfg.rejected(err)
 		}
 		value = row[0]
 	}
-	return b.parseTry(value)
+	return b.readTry(value)
 }
 
-// parseTry reads the value of trySQL or firstTrySQL. Its number tells how many of the missing locks
-// were taken or, with a gate, which one.
-func (b *bid) parseTry(value string) (tried, error) {
+// readTry reads the value of trySQL or firstTrySQL. Its number tells how many of the missing locks
+// were taken or, with a gate, which one; and whether a refused try took the arrival lock.
+func (b *bid) readTry(value string) (won []advisory.Lock, err error) {
 	number, err := strconv.Atoi(value)
 	n, arrived := advisory.SplitArrival(number)
 	missing := b.missing()
 	switch {
 	case err != nil || n > len(missing):
-		return tried{}, session.NotPostgreSQL()
+		return nil, session.NotPostgreSQL()
 	case b.cfg.Claim.takesAny() && n > 0:
-		return tried{won: missing[n-1 : n]}, nil
+		return missing[n-1 : n], nil
 	}
-	return tried{won: missing[:n], arrived: arrived}, nil
+	b.place.arriving = b.place.arriving || arrived
+	return missing[:n], nil
 }
 
-// trySQL is an SQL expression that takes what is missing, as try describes it. parseTry reads its
+// trySQL is an SQL expression that takes what is missing, as try describes it. readTry reads its
 // value.
 func (b *bid) trySQL() string {
 	if b.cfg.ofList && !b.listens() {
@@ -166,19 +161,18 @@ func (cfg *Config) firstTrySQL() string {
 	return cfg.tryMissingSQL(cfg.Claim.locks(), false)
 }
 
-// noteResult notes the result of a try. Every grant comes through here, from try, tryOften,
+// noteResult notes which locks a try has won. Every grant comes through here, from try, tryOften,
 // tryInTransaction and exchange.do. The try itself is sent with the login (firstTrySQL), or by
 // askTry, burstQuery, Session.Begin or exchange.freeAndTryQuery. Then complete says whether it is
 // the whole claim, areListed whether pg_locks agrees, and settle when a command may start. The
 // verdict on each lock says how long the last holder's command may be alive.
-func (b *bid) noteResult(result tried) (some bool) {
-	b.place.arriving = b.place.arriving || result.arrived
-	b.got.Locks = append(b.got.Locks, result.won...)
-	b.got.verdict = b.got.verdict.And(b.verdictOnAll(result.won))
+func (b *bid) noteResult(won []advisory.Lock) (some bool) {
+	b.got.Locks = append(b.got.Locks, won...)
+	b.got.verdict = b.got.verdict.And(b.verdictOnAll(won))
 	if !b.complete() {
-		b.noteRefusal(b.refused())
+		b.noteRefusal()
 	}
-	return len(result.won) > 0
+	return len(won) > 0
 }
 
 // giveBack frees locks under which no command was started. A lock whose common mark the bid lacks

@@ -263,11 +263,11 @@ func (c Claim) with(other Claim) Claim {
 
 // noteExchange notes the answer to a try, and the token.
 func (b *bid) noteExchange(value string, drawn session.Rows) error {
-	result, err := b.parseTry(value)
+	won, err := b.readTry(value)
 	if err != nil {
 		return err
 	}
-	if b.noteResult(result); !b.complete() {
+	if b.noteResult(won); !b.complete() {
 		return nil
 	}
 	return b.noteDrawn(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.got.Locks[0], row) }))

@@ -37,7 +37,7 @@ func (b *bid) usesLedger() bool {
 //
 //	several locks    they are taken one after the other, with a place in     bid.try, waiter.join
 //	                 the line of the next one
-//	slots            any one lock will do                                    bid.parseTry
+//	slots            any one lock will do                                    bid.readTry
 //	                 there is one line for all of them, the gate's           Claim.lineFor, takeGate
 //	shared           readers may share a ticket                              ticketQuery
 //	                 a reader announces left, not clean, and its name does   Held.wordQuery,

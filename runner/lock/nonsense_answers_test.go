@@ -45,8 +45,8 @@ func FuzzRows(f *testing.F) {
 				if gated {
 					want = min(want, 1)
 				}
-				result, err := b.parseTry(row[0])
-				b.noteResult(result)
+				won, err := b.readTry(row[0])
+				b.noteResult(won)
 				if bad != (err != nil) || !bad && len(b.got.Locks) != want || bad && len(b.got.Locks) > 0 {
 					t.Errorf("%q of two locks are %v, %v", row[0], b.got.Locks, err)
 				}

@@ -31,12 +31,12 @@ func (c Claim) tryXactSQL() string {
 // connections until a ROLLBACK, and needs no second login. After a success the command is prepared
 // in parallel with the questions that follow.
 func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
-	result, err := b.askTry(ctx)
+	won, err := b.askTry(ctx)
 	if err != nil {
 		return false, err
 	}
-	if !b.cfg.Claim.fulfilledBy(result.won) {
-		return b.noteResult(tried{}), nil
+	if !b.cfg.Claim.fulfilledBy(won) {
+		return b.noteResult(nil), nil
 	}
 	b.preparation.begin()
 	// The session for the token is opened before the lock is held.
@@ -51,16 +51,16 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, b.cfg.rejected(err)
 	}
-	if result, err = b.parseTry(value); err != nil {
+	if won, err = b.readTry(value); err != nil {
 		return false, err
 	}
-	if b.cfg.Claim.fulfilledBy(result.won) {
-		return b.noteResult(result), nil
+	if b.cfg.Claim.fulfilledBy(won) {
+		return b.noteResult(won), nil
 	}
 	if err = b.send(ctx, "ROLLBACK"); err != nil {
 		return false, err
 	}
-	return b.noteResult(tried{}), nil
+	return b.noteResult(nil), nil
 }
 
 // endTransaction releases the locks, and announces nothing. If the server rejects a query, such as

@@ -22,10 +22,10 @@ func (b *bid) contest(locks []advisory.Lock) {
 	}
 }
 
-// noteRefusal notes that another session has these locks, since a try was refused.
-func (b *bid) noteRefusal(refused []advisory.Lock) {
-	b.contest(refused)
-	for _, l := range refused {
+// noteRefusal notes that another session has what the last try did not get.
+func (b *bid) noteRefusal() {
+	b.contest(b.refused())
+	for _, l := range b.refused() {
 		if e := b.evidence[l.ID]; e != nil {
 			b.unknownHolder = e.NoteRefusal(boottime.Now()) || b.unknownHolder
 		}

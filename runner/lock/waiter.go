@@ -234,18 +234,17 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	}
 	if len(answers[0]) == 0 {
 		err := w.askRoles(ctx) // another session may have had the lock meanwhile, and announced it
-		w.noteRefusal(w.refused())
-		return false, err
+		return w.noteResult(nil), err
 	}
 	row, err := answers[0].Only(1)
 	if err != nil {
 		return false, err
 	}
-	result, err := w.parseTry(row[0])
+	won, err := w.readTry(row[0])
 	if err != nil {
 		return false, err
 	}
-	granted = w.noteResult(result)
+	granted = w.noteResult(won)
 	if draws {
 		w.place.noteFreed()
 		err = w.noteDrawn(answers[1])
