@@ -241,15 +241,14 @@ func insistOn(ask func() error) error {
 // giveBackQueries are the queries that give the locks back. If a token was drawn they announce a
 // clean end, but only if no earlier command can be alive: a waiter that hears it starts at once.
 func (b *bid) giveBackQueries() []string {
-	h := b.got.unstarted()
 	switch {
-	case len(h.Locks) == 0:
+	case len(b.got.Locks) == 0:
 		return nil
 	case b.cfg.Session.Transaction:
 		return []string{"ROLLBACK"}
 	}
-	words, unlock := h.endQueries()
-	if !h.mayAnnounceEnd() {
+	words, unlock := b.got.endQueries()
+	if !b.got.mayAnnounceEnd() {
 		words = nil
 	}
 	return append(words, unlock)

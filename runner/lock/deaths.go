@@ -70,10 +70,9 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 // a session that announced a start and was given up before its command started. It does so even
 // after a signal. It announces no more than giveBackQueries.
 func (w *waiter) reportUnstarted(ctx context.Context) {
-	h := w.got.unstarted()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), LateMost)
 	defer cancel()
-	announceDeaths(ctx, h.mayAnnounceEnd(), h)
+	announceDeaths(ctx, w.got.mayAnnounceEnd(), w.got)
 }
 
 // announceDeaths opens a new session, on which it notes the ends in the ledger, if the ledger has

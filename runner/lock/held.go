@@ -37,7 +37,7 @@ type Held struct {
 	listened bool            // somebody in line listened at the draw
 	toCall   crowd.ToCall    // in line: the draw knows of dormant ones, and waiter.toCall of others
 
-	asked     *atomic.Bool            // to step down
+	asked     atomic.Bool             // to step down
 	stepDowns chan StepDown           // the first request
 	renewed   <-chan boottime.Instant // the item's share of the session's deadlines, in a list
 
@@ -48,13 +48,13 @@ type Held struct {
 	showsEnd   bool       // the session's name will show the end
 	prefers    string     // the host that is to have the lock next
 	calling    bool       // the session calls those in line
-	since      time.Time  // when bid.settle was done, and the command could start
+	since      time.Time  // when bid.settle was done, and the command could start; zero before that
 	stays      time.Time  // the session stays until then, after the release
 }
 
 // nothingHeld is what a bid has before it has got anything.
 func (b *bid) nothingHeld() *Held {
-	return &Held{cfg: &b.cfg, Session: b.s, verdict: evidence.Verdict{CoversEarlier: true}, asked: new(atomic.Bool), stepDowns: make(chan StepDown, 1)}
+	return &Held{cfg: &b.cfg, Session: b.s, verdict: evidence.Verdict{CoversEarlier: true}, stepDowns: make(chan StepDown, 1)}
 }
 
 // Slot is, with a gate, the index of the lock in the claim, from 1; otherwise it is 0.
@@ -63,13 +63,6 @@ func (h *Held) Slot() int {
 		return 0
 	}
 	return 1 + slices.Index(h.cfg.Claim.IDs, h.Locks[0].ID)
-}
-
-// unstarted is what is held, for an end without a command. Such an end says nothing of earlier
-// commands.
-func (h Held) unstarted() *Held {
-	h.verdict.CoversEarlier = false
-	return &h
 }
 
 // mayAnnounceEnd says whether locks under which no command was started may be given back with an
