@@ -30,7 +30,7 @@ import (
 //	does something else
 //	the watch: the lock is free               a look at once; rank 1 tries at once, unless     WatchEnds
 //	                                          its turn is near
-//	a silent session is ended                 a burst at once                                  Burst
+//	this waiter ends a silent session         the same as an end that names it: a burst        Ended
 //	a try                                     no other try is planned                          TakeTry
 //	a try is refused                          a look at once after a burst, or if no known     LookAt
 //	                                          holder explains it
@@ -188,9 +188,6 @@ func (t *Turn) delay(to uint32) time.Duration {
 	}
 	return TurnPatience * time.Duration(max(0, t.Rank-1))
 }
-
-// Burst plans a burst, to begin at once.
-func (t *Turn) Burst(now time.Time) { t.tryAt, t.burst = now, true }
 
 // WatchBegins notes that the heartbeat watches the holder from now on. The first in line looks less
 // often then: the others also find out with a look whether they have to give back their
