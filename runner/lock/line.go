@@ -92,7 +92,8 @@ func (w *waiter) lookAgain(ctx context.Context) error {
 func (w *waiter) actOnLook(ctx context.Context, found *evidence.Look) (err error) {
 	switch {
 	case found.Rank <= crowd.MostListeners && !w.listens():
-		found, err = w.wake(ctx)
+		w.beatPlainly()
+		found, err = w.listenAndLook(ctx) // which gives it a mark
 	case found.Rank > crowd.MostListeners && w.listens():
 		err = w.goDormant(ctx)
 	}
@@ -245,7 +246,8 @@ func (b *bid) nextLine() lockkey.ID {
 
 // leaveSQL are SQL expressions that free the locks that the bid has for its place. The lock
 // of a call is among them: it must not be kept for as long as the command runs, since each dormant
-// waiter that hears a call looks. A holder that calls takes it anew (Held.Call).
+// waiter that hears a call looks. A holder that calls takes it anew (Held.Call). The arrival lock
+// is apart (endArrival).
 func (b *bid) leaveSQL() (columns []string) {
 	for which, has := range b.place.has {
 		if has {
@@ -255,14 +257,10 @@ func (b *bid) leaveSQL() (columns []string) {
 	return columns
 }
 
-// noteFreed notes that the locks of the place were freed. The arrival lock is apart
-// (endArrival).
-func (p *place) noteFreed() { p.has = [placeLockCount]bool{} }
-
 // leaveLine gives up the place in line, and then sends the queries also.
 func (b *bid) leaveLine(ctx context.Context, also ...string) error {
 	err := b.send(ctx, append(selectQuery(b.leaveSQL()), also...)...)
-	b.place.noteFreed()
+	clear(b.place.has[:])
 	return err
 }
 
@@ -274,6 +272,6 @@ func (b *bid) leaveQuery() []string {
 // noteLeft notes that leaveQuery was sent. If the server rejects another query of that message,
 // this one is carried out all the same.
 func (b *bid) noteLeft() {
-	b.place.noteFreed()
+	clear(b.place.has[:])
 	b.commonMarks = nil
 }

@@ -50,12 +50,6 @@ func (w *waiter) hearCall(answers []session.Rows) {
 	nudge(w.news)
 }
 
-// wake makes a dormant waiter listen and look again, which gives it a mark.
-func (w *waiter) wake(ctx context.Context) (found *evidence.Look, err error) {
-	w.beatPlainly()
-	return w.listenAndLook(ctx)
-}
-
 // callIfFew calls while few listen and others are dormant. With several locks nobody
 // calls.
 func (w *waiter) callIfFew(ctx context.Context, found *evidence.Look) error {

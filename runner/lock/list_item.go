@@ -143,13 +143,13 @@ func (i *Item) Close() {
 	if i.checkTimer != nil {
 		i.checkTimer.Stop()
 	}
-	if i.leave() && !i.kept {
+	if i.leave(); i.bid.listens() && !i.kept {
 		_ = i.bid.unlisten(context.Background()) // at worst the session still hears what it ignores
 	}
 }
 
-// leave takes the attempt off the list, and says whether the bid listens.
-func (i *Item) leave() (listens bool) {
+// leave takes the attempt off the list.
+func (i *Item) leave() {
 	l := i.list
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -158,9 +158,7 @@ func (i *Item) leave() (listens bool) {
 		i.checks = false
 		l.checkForStepDowns()
 	}
-	listens = l.kept[i.id()] != nil
 	if !i.kept {
 		delete(l.kept, i.id())
 	}
-	return listens
 }

@@ -215,10 +215,11 @@ const (
 	burstFast  = 20
 )
 
-// tryOften tries many times in one statement. If the evidence already allows a start, the draw
-// travels along. Without the lock it draws nothing.
+// tryOften tries many times in one statement. If there is nothing to wait for, or the ledger says
+// what there is, the draw travels along. Without the lock it draws nothing.
 func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
-	locks, queries, draws := w.cfg.Claim.locks(), []string{w.burstQuery(0)}, w.mayDrawWithTry()
+	locks, queries := w.cfg.Claim.locks(), []string{w.burstQuery(0)}
+	draws := w.cfg.drawsWithTry() && (w.verdictOnAll(locks).Delay == 0 || w.drawStartsRun(locks))
 	if draws {
 		queries = append(queries, w.drawQuery(locks, w.leaveSQL()...))
 	}
@@ -246,7 +247,7 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	}
 	granted = w.noteResult(won)
 	if draws {
-		w.place.noteFreed()
+		w.noteLeft()
 		err = w.noteDrawn(answers[1])
 	}
 	return granted, err
@@ -258,13 +259,6 @@ func (w *waiter) burstQuery(first int) string {
 	return fmt.Sprintf(`SELECT won FROM (
 	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
 	FROM pg_catalog.generate_series(%d, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, w.trySQL(), first, burstTries-1)
-}
-
-// mayDrawWithTry says whether a grant can be followed by the draw at once: there is nothing to wait
-// for, or the ledger says what there is.
-func (w *waiter) mayDrawWithTry() bool {
-	locks := w.cfg.Claim.locks()
-	return w.cfg.drawsWithTry() && (w.verdictOnAll(locks).Delay == 0 || w.drawStartsRun(locks))
 }
 
 // poll waits where there is no line: in a transaction.
@@ -296,8 +290,7 @@ func (w *waiter) refuse(ctx context.Context) error {
 	if !w.cfg.Log.Enabled(ctx, slog.LevelWarn) {
 		return conflict
 	}
-	sought := w.cfg.Claim.Sought()
-	views, err := inspect.Holders(ctx, lastQuery{w.s}, sought.Locks...)
+	views, err := inspect.Holders(ctx, lastQuery{w.s}, w.cfg.Claim.IDs...)
 	if err != nil {
 		return conflict // without their names
 	}
