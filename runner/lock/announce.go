@@ -78,7 +78,7 @@ func (h *Held) endQueries() (words []string, unlock string) {
 	return words, "SELECT " + advisory.UnlockAllSQL(h.Locks)
 }
 
-// wordQuery is the query that announces the end of a tenure, if any session in line fulfils the SQL
+// wordQuery is the query that announces the end of a run, if any session in line fulfils the SQL
 // condition listeners. It names the first of these sessions, or one on the preferred host.
 func (h *Held) wordQuery(l advisory.Lock, listeners string) string {
 	word := evidence.Clean
@@ -106,7 +106,7 @@ func (h *Held) wordQuery(l advisory.Lock, listeners string) string {
 // log. They write to the log, so that no other end has the same position.
 const endPositionSQL = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit_message(false, 'pglead', '')"
 
-// endPayloadSQL is an SQL expression for the text that announces the end of a tenure by this word.
+// endPayloadSQL is an SQL expression for the text that announces the end of a run by this word.
 // The SQL expressions more are appended to the text.
 func (h *Held) endPayloadSQL(word evidence.Word, more ...string) string {
 	a := h.cfg.announcement(word)

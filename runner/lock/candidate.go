@@ -13,8 +13,8 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// Candidate wants a claim, and keeps what outlasts each of its sessions. When its tenure is over,
-// it may stand for the next one.
+// Candidate wants a claim, and keeps what outlasts each of its sessions. When its run is over,
+// it may stand again.
 type Candidate struct {
 	cfg     Config // Database in its Session lists first the host to try next
 	reached bool   // the database has answered for the lock

@@ -71,13 +71,13 @@ func (h *Held) Slot() int {
 // announced either.
 func (h *Held) mayAnnounceEnd() bool { return h.Token != 0 && h.verdict.Delay == 0 }
 
-// After a brief tenure, or if the holder had to call those in line, the session stays for
+// After a brief run, or if the holder had to call those in line, the session stays for
 // stayForRole after the release. In this time the waiters look up the session's role: without its
 // role its announcements don't count (Evidence.Trusts), and just after the release many waiters are
-// busy with their own tries. A longer tenure gave them the time.
+// busy with their own tries. A longer run gave them the time.
 const (
 	stayForRole = 100 * time.Millisecond
-	briefTenure = time.Second
+	briefRun    = time.Second
 )
 
 // Lost is closed when the session has ended, and its locks with it. Unless Close has ended it, Err
@@ -118,7 +118,7 @@ func (h *Held) Release(ctx context.Context) error {
 		queries = append(h.finishQueries(h.end, h.endCommit()), queries...)
 	}
 	queries = append(queries, h.endCallQuery()...)
-	staysForRole := h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.since) < briefTenure)
+	staysForRole := h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.since) < briefRun)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.ofList && !staysForRole})
 	if err != nil && session.AnsweredError(err) == nil {
 		return err

@@ -75,7 +75,7 @@ func holdSecondListen(t *testing.T, server *localpg.Server) (dsn string, listene
 }
 
 // staying is a holder's configuration with which its session stays open after the release, so
-// that its role can be looked up, as after a brief tenure on a machine that is not busy.
+// that its role can be looked up, as after a brief run on a machine that is not busy.
 func staying(cfg lock.Config) lock.Config { return lock.OfList(cfg) }
 
 // releaseLate ends a holder, which names a waiter that has a mark. The announcement comes when

@@ -29,7 +29,6 @@
 //	first try       what a session tries before it stands in line, if it may (firstTrySQL)
 //	second session  draws the token, where that of the lock can't (token_second.go)
 //	announce        tell those who listen what becomes of a lock, by NOTIFY (announce.go)
-//	tenure          one holding of the locks, from the draw to the end
 //
 // In pglead each, instead of a candidate and a waiter:
 //

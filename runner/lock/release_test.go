@@ -22,7 +22,7 @@ func TestEndNamesNext(t *testing.T) {
 	if _, err := hearer.Query(t.Context(), `LISTEN "pglead.1.7"`); err != nil {
 		t.Fatal(err)
 	}
-	tenure := func(meanwhile func()) (words string) {
+	hold := func(meanwhile func()) (words string) {
 		t.Helper()
 		h := acquire(t, cfg)
 		meanwhile()
@@ -33,7 +33,7 @@ func TestEndNamesNext(t *testing.T) {
 		words, said = strings.Join(said, "; "), nil
 		return words
 	}
-	if words := tenure(func() {}); words != "" {
+	if words := hold(func() {}); words != "" {
 		t.Errorf("with no listener: %s", words)
 	}
 	s := open(t, cfg)
@@ -43,10 +43,10 @@ func TestEndNamesNext(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if words := tenure(listen); !strings.HasPrefix(words, "clean ") || !strings.HasSuffix(words, to) || strings.Contains(words, ";") {
-		t.Errorf("with a listener that came during the tenure: %s, wanted clean and%s", words, to)
+	if words := hold(listen); !strings.HasPrefix(words, "clean ") || !strings.HasSuffix(words, to) || strings.Contains(words, ";") {
+		t.Errorf("with a listener that came during the run: %s, wanted clean and%s", words, to)
 	}
-	if words := tenure(func() {}); !strings.HasPrefix(words, "started ") || !strings.Contains(words, "; clean ") || !strings.HasSuffix(words, to) {
+	if words := hold(func() {}); !strings.HasPrefix(words, "started ") || !strings.Contains(words, "; clean ") || !strings.HasSuffix(words, to) {
 		t.Errorf("with a listener that was there: %s, wanted started, and clean and%s", words, to)
 	}
 }

@@ -54,7 +54,7 @@ func isListed(l advisory.Lock, row []string) bool {
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
 
-// drawQuery is the query that starts a tenure. If the session has none of the locks, it draws
+// drawQuery is the query that starts a run. If the session has none of the locks, it draws
 // nothing. Otherwise it does all of this in one commit, so that others see all of it or nothing:
 //
 //	draws the token                   once

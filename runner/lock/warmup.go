@@ -9,7 +9,7 @@ package lock
 //	turnWarmupQueries  with the first question of a watch  0.45 ms of the try and the draw, and
 //	                                                       with a ledger 0.7 ms of the start
 
-// endWarmupQuery is a query that announces the end of a tenure, but finds no listener. A
+// endWarmupQuery is a query that announces the end of a run, but finds no listener. A
 // session's first announcement makes it read the server's catalogs, which takes half a millisecond:
 // with the warm-up it has done so before its command ends.
 func (h *Held) endWarmupQuery() (query []string) {
@@ -21,7 +21,7 @@ func (h *Held) endWarmupQuery() (query []string) {
 
 // turnWarmupQueries are, for one of the first in line, a burst without a try, a draw that finds
 // no lock and, with a ledger, a start without a token, which starts nothing. The text is the same
-// at all places in line, so that it is one entry in pg_stat_statements. While brief tenures follow
+// at all places in line, so that it is one entry in pg_stat_statements. While brief runs follow
 // each other there is no watch, and nobody makes them: the server would have to do them between two
 // commands.
 func (w *waiter) turnWarmupQueries() (queries []string) {

@@ -7,7 +7,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// heardEnd is the announcement of a tenure's end, as it was heard.
+// heardEnd is the announcement of a run's end, as it was heard.
 type heardEnd struct {
 	Announcement
 	noted   int              // seq when it was heard
@@ -17,7 +17,7 @@ type heardEnd struct {
 }
 
 // What a word does depends on the session that says it. Of clean and dead the table says whose
-// tenures they can end:
+// runs they can end:
 //
 //	said by                        started        clean                     dead
 //	a session of the waiter's role counts         any                       any
@@ -30,11 +30,11 @@ type heardEnd struct {
 //	                               waiter's own   forgotten
 //	                               lock-delay
 //
-// A word speaks only of the tenure of its token and, with the field all, of those before it
+// A word speaks only of the run of its token and, with the field all, of those before it
 // (speaksOf). dead counts only if it names the token of a confirmed start.
 
 // applyWords applies each credible word that has not been applied yet. The word closes the starts
-// of the tenures of which it speaks.
+// of the runs of which it speaks.
 func (e *Evidence) applyWords() {
 	for i, w := range e.ends {
 		if w.Word == Dead && e.hasOwnRole(w.PID) {
@@ -99,8 +99,8 @@ func (e *Evidence) sameRole(a, b uint32) bool {
 }
 
 // fromHolder says whether a word came from the session that had the lock at that time. Then all
-// tenures that were known before the word are earlier ones. Any other word may be late, or
-// repeated: it concerns only tokens up to its own, and no tenure whose token isn't known.
+// runs that were known before the word are earlier ones. Any other word may be late, or
+// repeated: it concerns only tokens up to its own, and no run whose token isn't known.
 //
 // A word counts as the holder's if a look since the mark has shown its session, or if the word
 // itself shows that it was said after the mark was taken: then the session had the lock after the
@@ -115,16 +115,16 @@ func (e *Evidence) closes(w heardEnd, s knownStart) bool {
 	return s.kind != ofTooMany && e.maySpeakFor(w.PID, s) && e.speaksOf(w, s)
 }
 
-// maySpeakFor says whether a session's word may end this tenure. A session speaks for its own
-// tenure and for those of sessions of the same role. A session of the waiter's own role speaks for
-// any tenure. A session that was seen to hold the lock also speaks for tenures whose session is
+// maySpeakFor says whether a session's word may end this run. A session speaks for its own
+// run and for those of sessions of the same role. A session of the waiter's own role speaks for
+// any run. A session that was seen to hold the lock also speaks for runs whose session is
 // unknown.
 func (e *Evidence) maySpeakFor(pid uint32, s knownStart) bool {
 	return s.pid == pid || e.hasOwnRole(pid) || e.sameRole(s.pid, pid) || s.kind == ofUnknown && e.seen[pid].heldAt > 0
 }
 
-// speaksOf says whether a word speaks of this tenure. A word with the field all covers an earlier
-// tenure only if its holder has waited long enough for that one, by the holder's own settings.
+// speaksOf says whether a word speaks of this run. A word with the field all covers an earlier
+// run only if its holder has waited long enough for that one, by the holder's own settings.
 func (e *Evidence) speaksOf(w heardEnd, s knownStart) bool {
 	all := w.CoversEarlier && s.outlives <= deadAfter(w.Announcement)
 	switch {
@@ -148,7 +148,7 @@ func (e *Evidence) forget(w heardEnd, also func(knownStart) bool) bool {
 }
 
 // RolesWanted are the sessions whose roles have to be asked for; NoteRole takes the answers. Some
-// have announced the end of a tenure, which counts for nothing until the role is known. Others have
+// have announced the end of a run, which counts for nothing until the role is known. Others have
 // announced a start: when their end is heard they may be gone, and it would be too late to ask for
 // their role.
 func (e *Evidence) RolesWanted() (pids []uint32) {

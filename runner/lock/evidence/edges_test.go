@@ -70,7 +70,7 @@ func TestNeed(t *testing.T) {
 	}
 }
 
-// TestBrief: a tenure costs nobody a delay if it was over before it was known that its session
+// TestBrief: a run costs nobody a delay if it was over before it was known that its session
 // counts.
 func TestBrief(t *testing.T) {
 	begun := func(t *testing.T) told {

@@ -82,10 +82,10 @@ type mark struct {
 	noted int // seq when the mark was noted
 }
 
-// lastEnd is the end of the latest tenure that is known to have ended, by a word or by silence.
+// lastEnd is the end of the latest run that is known to have ended, by a word or by silence.
 type lastEnd struct {
 	token         int64
-	coversEarlier bool             // all earlier tenures have ended, too
+	coversEarlier bool             // all earlier runs have ended, too
 	at            boottime.Instant // when the last word that changed anything was applied
 }
 
@@ -135,7 +135,7 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	return a, true
 }
 
-// noteEnd adds the word of a tenure's end, which applyWords will apply.
+// noteEnd adds the word of a run's end, which applyWords will apply.
 func (e *Evidence) noteEnd(a Announcement) {
 	if len(e.ends) == mostWords {
 		e.ends = slices.Delete(e.ends, 0, 1)
@@ -220,8 +220,8 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 //
 // The holder's word may have arrived before the look's answer, or the look may have come between
 // the word and the unlock, when the session may be gone from all but the list of locks. In both
-// cases the look shows a tenure that the word has ended, which doesn't begin again. (A later tenure
-// of that session is noted by its own start.) If the holder still shows the token of that tenure,
+// cases the look shows a run that the word has ended, which doesn't begin again. (A later run
+// of that session is noted by its own start.) If the holder still shows the token of that run,
 // it has had the lock ever since, however late it unlocks: the tries were refused because of this
 // holder, and not of an unknown one.
 func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {

@@ -243,7 +243,7 @@ func TestOrders(t *testing.T) {
 	asOf = h.AsOf()
 	h.says(holder, Clean, 5)
 	h.shows(asOf, freeAfterClean, holds(holder, theirs, 6))
-	h.wants("the look shows a later tenure", theirDelay, true)
+	h.wants("the look shows a later run", theirDelay, true)
 
 	// This look was sent just after the word, and so possibly before the unlock.
 	gone := holds(holder, 0, 0) // the session is in the list of locks, but no longer in that of sessions

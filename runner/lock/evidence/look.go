@@ -39,7 +39,7 @@ type Seat struct {
 	PID      uint32
 	Role     uint32
 	Token    int64         // of a holder that shows it, or 0
-	Ended    bool          // it shows that this tenure's command is dead
+	Ended    bool          // it shows that this run's command is dead
 	Outlives time.Duration // how long its command may outlive the lock, if it says so
 	Opened   string        // when the session was opened, by the server's clock, if this role may see it
 

@@ -73,7 +73,7 @@ func TestSilence(t *testing.T) {
 	h.NoteSilence(h.AsOf(), Seat{})
 	h.wants("all of many had started before", 0, true)
 	if h.KnowsDead(101) {
-		t.Error("a later tenure is taken for dead")
+		t.Error("a later run is taken for dead")
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// knownStart is the start of a tenure whose command may be alive.
+// knownStart is the start of a run whose command may be alive.
 type knownStart struct {
 	kind     kindOfStart
 	pid      uint32        // of the session; 0 unless it is known

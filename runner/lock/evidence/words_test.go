@@ -8,7 +8,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// TestCounts: whose words count, and for whose tenures.
+// TestCounts: whose words count, and for whose runs.
 func TestCounts(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -58,7 +58,7 @@ func TestCounts(t *testing.T) {
 		h.looks(holds(second, theirs, 0))
 		h.wants("the word is older than what is seen", theirDelay, true)
 	})
-	t.Run("a role that has held the lock speaks for its own tenures alone", func(t *testing.T) {
+	t.Run("a role that has held the lock speaks for its own runs alone", func(t *testing.T) {
 		h := newTold(t)
 		h.looks(holds(holder, theirs, 5))
 		h.looks(holds(stranger, nobody, 0))
@@ -87,7 +87,7 @@ func TestCounts(t *testing.T) {
 	})
 }
 
-// TestCloses: which tenures a word that counts ends.
+// TestCloses: which runs a word that counts ends.
 func TestCloses(t *testing.T) {
 	two := func(t *testing.T) told {
 		t.Helper()
@@ -140,7 +140,7 @@ func TestCloses(t *testing.T) {
 		h.says(holder, Clean, 6, alone)
 		h.wants("unknown token, its own word", 0, false)
 	})
-	// It may be the word of an earlier tenure.
+	// It may be the word of an earlier run.
 	for _, e := range []Word{Dead, Clean} {
 		t.Run("a "+string(e)+" that may be late, and a token that isn't known", func(t *testing.T) {
 			h := newTold(t)
@@ -166,7 +166,7 @@ func TestCloses(t *testing.T) {
 		h.NoteRole(speaker, ours)
 		h.wants("then", 0, false)
 	})
-	t.Run("a later start of the same session is another tenure", func(t *testing.T) {
+	t.Run("a later start of the same session is another run", func(t *testing.T) {
 		h := newTold(t)
 		h.looks(holds(holder, theirs, 5))
 		h.says(holder, Clean, 5)
