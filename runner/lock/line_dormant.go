@@ -69,11 +69,11 @@ func (w *waiter) callIfFew(ctx context.Context, found *evidence.Look) error {
 	return err
 }
 
-// toCall says whom in line a waiter that has become the holder may have to call. With a
-// ledger nobody needs a call, since the ledger says how a holder ended.
+// toCall says whom in line a waiter that has become the holder may have to call. With a ledger
+// nobody needs a call, since the ledger says how a holder ended. In a transaction there is no line.
 func (w *waiter) toCall() crowd.ToCall {
 	switch {
-	case w.usesLedger() || w.cfg.Claim.Shared || !w.cfg.Claim.hasOneLine():
+	case !w.cfg.announces() || w.usesLedger() || w.cfg.Claim.Shared || !w.cfg.Claim.hasOneLine():
 		return crowd.NoneToCall
 	case w.got.toCall == crowd.NoneToCall && w.candidate.foundFull:
 		return crowd.SomeAbsent

@@ -328,3 +328,26 @@ func TestYoungServerBehindPooler(t *testing.T) {
 		t.Errorf("a server that has just come up is %v old, and the one before was %v", after, before)
 	}
 }
+
+// TestTransactionCallsNobody: there is no line for the lock of a transaction, so a holder that found
+// the server full before has nobody to call.
+func TestTransactionCallsNobody(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	dsn := as(t, server, "guest")
+	query(t, server, "ALTER ROLE guest CONNECTION LIMIT 2")
+	full := []*pgconn.PgConn{plain(t, dsn), plain(t, dsn)}
+	c := contend(t, inTransaction(config(t, dsn, exclusive(1))))
+	eventually(t, "it finds the server full", func() bool { return len(c.said()) > 0 })
+	for _, conn := range full {
+		_ = conn.Close(t.Context())
+	}
+	h := c.held(t)
+	release(t, h)
+	if locks := advisoryLocks(t, server); locks != "0" {
+		t.Errorf("after the release there are %s locks", locks)
+	}
+	if said := c.said(); slices.ContainsFunc(said, func(event string) bool { return event != "waiting" }) {
+		t.Errorf("it said %v", said)
+	}
+}
