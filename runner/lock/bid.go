@@ -61,17 +61,6 @@ func (b *bid) missing() []advisory.Lock {
 	return b.cfg.Claim.locks()[len(b.got.Locks):]
 }
 
-// refused are the locks that the last try did not get because another session has them: the first
-// missing one, since the try stopped there. In a transaction, or with a gate, it tried all that
-// are missing.
-func (b *bid) refused() []advisory.Lock {
-	missing := b.missing()
-	if !b.cfg.Claim.takesAny() && !b.cfg.Session.Transaction && len(missing) > 0 {
-		return missing[:1]
-	}
-	return missing
-}
-
 // try takes the missing locks, one after the other, up to the first that somebody else
 // has. It says whether it got any, and returns at once. The bid keeps what it got
 // while it waits for the rest. In a transaction, or with Config.Wait 0, try takes all

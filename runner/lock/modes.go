@@ -9,9 +9,6 @@ package lock
 // takesAny says whether any one of the locks will do.
 func (c Claim) takesAny() bool { return c.Gate != nil }
 
-// takesOne says whether the claim is to one lock, and no other will do.
-func (c Claim) takesOne() bool { return c.Gate == nil && len(c.IDs) == 1 }
-
 // hasOneLine says whether all who wait for the claim stand in one line. Otherwise the bid also takes
 // the common marks of the lines in which it has no ticket (lacksCommon), and no waiter calls the
 // dormant ones.
@@ -24,7 +21,7 @@ func (cfg *Config) announces() bool { return !cfg.Session.Transaction }
 // drawsWithTry says whether a try and the draw can go in one message: one try decides, and the draw
 // is not on another session.
 func (cfg *Config) drawsWithTry() bool {
-	return cfg.Claim.takesOne() && !cfg.Session.UsesSecondSession()
+	return len(cfg.Claim.IDs) == 1 && !cfg.Claim.takesAny() && !cfg.Session.UsesSecondSession()
 }
 
 // usesLedger says whether the run goes by a ledger: every start then learns how the last run ended.

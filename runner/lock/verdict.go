@@ -22,10 +22,15 @@ func (b *bid) contest(locks []advisory.Lock) {
 	}
 }
 
-// noteRefusal notes that another session has what the last try did not get.
+// noteRefusal notes that another session has what the last try did not get: the first missing lock,
+// since the try stopped there. In a transaction, or with a gate, it tried all that are missing.
 func (b *bid) noteRefusal() {
-	b.contest(b.refused())
-	for _, l := range b.refused() {
+	refused := b.missing()
+	if !b.cfg.Claim.takesAny() && !b.cfg.Session.Transaction {
+		refused = refused[:1]
+	}
+	b.contest(refused)
+	for _, l := range refused {
 		if e := b.evidence[l.ID]; e != nil {
 			b.unknownHolder = e.NoteRefusal(boottime.Now()) || b.unknownHolder
 		}
