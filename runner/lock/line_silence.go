@@ -123,7 +123,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	}
 	w.cfg.Log.Info(message, "event", "silent", "backend", s.PID)
 	for _, id := range w.heldBy(s.PID, found) {
-		w.evidence[id].NoteSilence(found.AsOf[id], s)
+		w.evidence[id].NoteSilence(s)
 	}
 	if w.usesLedger() {
 		w.recordSilence(ctx, s, found)

@@ -39,7 +39,8 @@ func TestEnoughSilence(t *testing.T) {
 		if tt.heard != "" {
 			e.Hear(earlier, tt.heard)
 		}
-		e.Saw(found, id, e.AsOf())
+		e.LookSent()
+		e.Saw(found, id)
 		if got := w.enoughSilence(seat, found); got != tt.want {
 			t.Errorf("%s: %v, want %v", name, got, tt.want)
 		}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/crowd"
@@ -45,10 +44,10 @@ func (b *bid) listenAndLook(ctx context.Context, between ...string) (*evidence.L
 // look asks the server, after other statements if there are any, and passes the answer to the
 // evidence.
 func (b *bid) look(ctx context.Context, before ...string) (*evidence.Look, error) {
-	found, ok := &evidence.Look{Sent: boottime.Now(), AsOf: map[lockkey.ID]int{}}, false
+	found, ok := &evidence.Look{Sent: boottime.Now()}, false
 	b.unknownHolder = false
-	for id, e := range b.evidence {
-		found.AsOf[id] = e.AsOf()
+	for _, e := range b.evidence {
+		e.LookSent()
 	}
 	marks, noteMarks := b.markQueries()
 	query := evidence.LookQuery(b.cfg.Claim.Sought().Locks, b.nextLine(), crowd.MostListeners)
@@ -60,7 +59,7 @@ func (b *bid) look(ctx context.Context, before ...string) (*evidence.Look, error
 		}
 		noteMarks(answers[len(before):])
 		for id, e := range b.evidence {
-			e.Saw(found, id, found.AsOf[id])
+			e.Saw(found, id)
 		}
 	}})
 	if err != nil {

@@ -59,7 +59,8 @@ func FuzzRows(f *testing.F) {
 					}
 				}
 				e := evidence.New(testDelay, testLease, false)
-				e.Saw(l, lockkey.ID{Number: 1}, e.AsOf())
+				e.LookSent()
+				e.Saw(l, lockkey.ID{Number: 1})
 				if d := e.Verdict().Delay; d < 0 || d > testLease {
 					t.Errorf("a takeover waits %v", d)
 				}

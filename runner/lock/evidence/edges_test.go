@@ -15,7 +15,8 @@ func TestGone(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	h.says(stranger, Dead, 5)
-	h.Saw(&Look{Role: ours, Holders: []Seat{gone}, Line: []Seat{{PID: stranger}}, Sent: boottime.Now().Add(time.Second)}, lockkey.ID{Number: 7}, h.AsOf())
+	h.LookSent()
+	h.Saw(&Look{Role: ours, Holders: []Seat{gone}, Line: []Seat{{PID: stranger}}, Sent: boottime.Now().Add(time.Second)}, lockkey.ID{Number: 7})
 	h.wants("a stranger's dead, and both are caught", theirDelay, true)
 
 	h = newTold(t)
@@ -37,7 +38,7 @@ func TestNeed(t *testing.T) {
 		"seen with the lock":   {after: func(h told) { h.looks(unseen) }},
 		"the other way around": {before: func(h told) { h.looks(unseen) }},
 		"known from the line": {before: func(h told) {
-			h.Saw(&Look{Role: ours, Line: []Seat{{PID: second, Role: ours}}}, lockkey.ID{Number: 7}, 0)
+			h.Saw(&Look{Role: ours, Line: []Seat{{PID: second, Role: ours}}}, lockkey.ID{Number: 7})
 		}},
 	} {
 		h := newTold(t)

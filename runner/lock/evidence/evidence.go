@@ -67,6 +67,7 @@ type Evidence struct {
 	mu       sync.Mutex
 	mark     mark                // shows holders that the waiter listens
 	seq      int                 // the number of what was noted last, which shows the order
+	asOf     int                 // seq when the latest look was sent
 	starts   []knownStart        // those that are open
 	ends     []heardEnd          // the latest ones
 	seen     map[uint32]sighting // sessions that hold the lock, wait for it or have spoken
@@ -179,17 +180,16 @@ func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	return true
 }
 
-// AsOf returns the current sequence number. Take it before a look is sent, and pass it to Saw with
-// the look and, if the look shows that a holder is still silent, to NoteSilence.
-func (e *Evidence) AsOf() int {
+// LookSent notes that a look is about to be sent.
+func (e *Evidence) LookSent() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.seq
+	e.asOf = e.seq
 }
 
-// Saw notes what a look has shown; asOf is what AsOf returned before the look was sent.
-// The session's reader calls it, in the order of the server's messages.
-func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
+// Saw notes what the look that was sent last has shown. The session's reader calls it, in the order
+// of the server's messages.
+func (e *Evidence) Saw(l *Look, id lockkey.ID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
@@ -210,7 +210,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 		case s.PID == silenced.PID && s.Opened == silenced.Opened:
 			e.silenced = silenced
 		default:
-			e.sawHolder(s, asOf, l.Sent)
+			e.sawHolder(s, l.Sent)
 		}
 	}
 	e.applyWords()
@@ -224,10 +224,10 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 // of that session is noted by its own start.) If the holder still shows the token of that run,
 // it has had the lock ever since, however late it unlocks: the tries were refused because of this
 // holder, and not of an unknown one.
-func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
+func (e *Evidence) sawHolder(s Seat, sent boottime.Instant) {
 	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), heldAt: e.seq} // a session that is ending has no role any more
 	isOver := func(w heardEnd) bool {
-		return w.PID == s.PID && s.Token <= w.Token && (w.noted > asOf || sent.Sub(w.at) < freeAfterClean)
+		return w.PID == s.PID && s.Token <= w.Token && (w.noted > e.asOf || sent.Sub(w.at) < freeAfterClean)
 	}
 	unlocksLate := func(w heardEnd) bool {
 		return w.Word == Clean && w.PID == s.PID && w.applied && s.Token != 0 && s.Token == w.Token
@@ -249,12 +249,12 @@ func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
 	}
 }
 
-// NoteSilence notes that a holder was silent for as long as its command can live: its command
-// is dead, and so is every command that had started by asOf.
+// NoteSilence notes that a holder was silent for as long as its command can live, up to the latest
+// look: its command is dead, and so is every command that had started before that look was sent.
 //
 // The holder's session may have the lock for a while longer: if this role may not end that
 // session, the server will.
-func (e *Evidence) NoteSilence(asOf int, s Seat) {
+func (e *Evidence) NoteSilence(s Seat) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.silenced = s
@@ -263,7 +263,7 @@ func (e *Evidence) NoteSilence(asOf int, s Seat) {
 	}
 	e.last.coversEarlier = true
 	e.starts = slices.DeleteFunc(e.starts, func(known knownStart) bool {
-		over := known.noted <= asOf || known.kind == ofSession && known.pid == e.silenced.PID
+		over := known.noted <= e.asOf || known.kind == ofSession && known.pid == e.silenced.PID
 		if over && known.kind != ofTooMany {
 			e.last.token = max(e.last.token, known.token)
 		}

@@ -72,12 +72,14 @@ func holds(pid uint32, role uint32, token int64) Seat {
 }
 
 // looks lets a look show these holders. The look was sent long after all that was heard.
-func (h told) looks(holders ...Seat) { h.shows(h.AsOf(), freeAfterClean, holders...) }
+func (h told) looks(holders ...Seat) {
+	h.LookSent()
+	h.shows(freeAfterClean, holders...)
+}
 
-// shows lets a look show these holders. The look was sent when AsOf was asOf, and so much later
-// than now.
-func (h told) shows(asOf int, later time.Duration, holders ...Seat) {
-	h.Saw(&Look{Role: ours, Holders: holders, Sent: boottime.Now().Add(later)}, lockkey.ID{Number: 7}, asOf)
+// shows lets the look that was sent last show these holders. It was sent so much later than now.
+func (h told) shows(later time.Duration, holders ...Seat) {
+	h.Saw(&Look{Role: ours, Holders: holders, Sent: boottime.Now().Add(later)}, lockkey.ID{Number: 7})
 }
 
 func (h told) wants(what string, delay time.Duration, covers bool) {
@@ -96,7 +98,7 @@ func TestStates(t *testing.T) {
 		h.says(holder, Clean, 5)
 	}
 	refused := func(h told) { h.NoteRefusal(longAfter()) }
-	silent := func(h told) { h.NoteSilence(h.AsOf(), Seat{}) }
+	silent := func(h told) { h.LookSent(); h.NoteSilence(Seat{}) }
 	verify := func(h told, pid uint32) { h.NoteRole(pid, ours) }
 	for _, tt := range []struct {
 		name string
@@ -117,9 +119,9 @@ func TestStates(t *testing.T) {
 		{"quiet, the same as a last word", quiet, func(h told) { h.says(speaker, Dead, 6, sinceMark); verify(h, speaker) }, Quiet},
 		{"quiet, a word that counts for nothing", quiet, func(h told) { h.says(stranger, Dead, 6) }, Quiet},
 		{"quiet, a holder's word overtakes the look", quiet, func(h told) {
-			asOf := h.AsOf()
+			h.LookSent()
 			h.says(holder, Clean, 5)
-			h.shows(asOf, freeAfterClean, holds(holder, theirs, 5))
+			h.shows(freeAfterClean, holds(holder, theirs, 5))
 		}, Ended},
 		{"quiet, refused", quiet, refused, Quiet},
 		{"quiet, silent", quiet, silent, Ended},
@@ -138,9 +140,9 @@ func TestStates(t *testing.T) {
 		{"running, refused", running, refused, Running},
 		{"running, silent", running, silent, Ended},
 		{"running, silent, and meanwhile somebody starts", running, func(h told) {
-			asOf := h.AsOf()
+			h.LookSent()
 			h.says(second, Started, 6)
-			h.NoteSilence(asOf, Seat{})
+			h.NoteSilence(Seat{})
 		}, Running},
 		{"running, nobody is seen", running, func(h told) { h.looks() }, Running},
 		{"running, a reader leaves", running, func(h told) { h.says(holder, Left, 5) }, Running},
@@ -215,14 +217,14 @@ func TestDelays(t *testing.T) {
 func TestOrders(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
-	asOf := h.AsOf()
+	h.LookSent()
 	h.says(holder, Clean, 5)
-	h.shows(asOf, freeAfterClean, holds(holder, theirs, 5))
+	h.shows(freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the look", 0, true)
 
-	asOf = h.AsOf()
+	h.LookSent()
 	h.says(holder, Started, 6)
-	h.shows(asOf, freeAfterClean, holds(holder, theirs, 5))
+	h.shows(freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the look shows an older token than was heard of", theirDelay, true)
 	h.says(holder, Clean, 6)
 	h.wants("and then its end", 0, true)
@@ -234,15 +236,15 @@ func TestOrders(t *testing.T) {
 	h.wants("the look is later than the word", theirDelay, true)
 
 	h = newTold(t)
-	asOf = h.AsOf()
+	h.LookSent()
 	h.says(holder, Clean, 5) // nothing was known of the holder yet
-	h.shows(asOf, freeAfterClean, holds(holder, theirs, 5))
+	h.shows(freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the first look", 0, true)
 
 	h = newTold(t)
-	asOf = h.AsOf()
+	h.LookSent()
 	h.says(holder, Clean, 5)
-	h.shows(asOf, freeAfterClean, holds(holder, theirs, 6))
+	h.shows(freeAfterClean, holds(holder, theirs, 6))
 	h.wants("the look shows a later run", theirDelay, true)
 
 	// This look was sent just after the word, and so possibly before the unlock.
@@ -252,7 +254,8 @@ func TestOrders(t *testing.T) {
 			h := newTold(t)
 			h.looks(holds(holder, theirs, 5))
 			said(h)
-			h.shows(h.AsOf(), 0, shown)
+			h.LookSent()
+			h.shows(0, shown)
 			return h
 		}
 		h = between(func(h told) { h.says(holder, Clean, 5) })

@@ -30,7 +30,7 @@ func fuzzRole(pid uint32) uint32 {
 // fuzzStep lets something happen: an announcement, a look, the answer about a speaker's role, a
 // mark, or a refused try. Words of strangers can be left out. What a look shows comes from the
 // bytes, too, except that no stranger ever holds the lock.
-func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
+func fuzzStep(h *Evidence, step []byte, withStrangers bool) {
 	op, who, what := step[0], step[1], step[2]
 	pid := uint32(who)%fuzzSessions + 1
 	trusted := pid <= fuzzTrusted
@@ -62,7 +62,7 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 		if trusted && what&4 != 0 {
 			l.Holders = []Seat{{ID: lockkey.ID{Number: 7}, PID: pid, Role: fuzzRole(pid), Token: token, Outlives: time.Duration(what) * time.Minute, Shared: what&1 != 0}}
 		}
-		h.Saw(l, lockkey.ID{Number: 7}, asOf)
+		h.Saw(l, lockkey.ID{Number: 7})
 	case 6:
 		for _, pid := range h.RolesWanted() {
 			role := uint32(0) // the session is gone
@@ -98,13 +98,13 @@ func FuzzEvidence(f *testing.F) {
 			with.NoteMark(fuzzLSN)
 			without.NoteMark(fuzzLSN)
 		}
-		var sinces [2]int
 		for n := 0; len(steps) >= 3 && n < fuzzMostSteps; n, steps = n+1, steps[3:] {
 			if steps[0]&0x80 == 0 { // otherwise the next look was sent before this
-				sinces = [2]int{with.AsOf(), without.AsOf()}
+				with.LookSent()
+				without.LookSent()
 			}
-			fuzzStep(with, steps, sinces[0], true)
-			fuzzStep(without, steps, sinces[1], false)
+			fuzzStep(with, steps, true)
+			fuzzStep(without, steps, false)
 			if a, b := with.Verdict(), without.Verdict(); a.Delay < b.Delay {
 				t.Fatalf("step %d: what strangers say shortens %v to %v", n, b.Delay, a.Delay)
 			}

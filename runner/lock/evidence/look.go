@@ -26,9 +26,8 @@ type Look struct {
 	Waiting int    // the number of all in line
 	Marked  int    // the number of those in line that listen
 
-	Sent     boottime.Instant   // when the server was asked
-	AsOf     map[lockkey.ID]int // Evidence.AsOf for each lock at that time
-	Received boottime.Instant   // when the answer arrived
+	Sent     boottime.Instant // when the server was asked
+	Received boottime.Instant // when the answer arrived
 }
 
 // Seat is a session's part in a lock, as far as a waiter needs it. (People are shown an

@@ -34,7 +34,8 @@ func TestSilence(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	h.looks(holds(second, theirs, 6))
-	h.NoteSilence(h.AsOf(), Seat{})
+	h.LookSent()
+	h.NoteSilence(Seat{})
 	h.wants("the holder has been silent", 0, true)
 	h.says(third, Started, 7)
 	h.wants("and then somebody starts", testDelay, true)
@@ -42,22 +43,20 @@ func TestSilence(t *testing.T) {
 	// After the session's end another session gets the lock before this answer is read.
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
-	since := h.AsOf()
+	h.LookSent()
 	h.says(third, Started, 7)
-	h.NoteSilence(since, Seat{})
+	h.NoteSilence(Seat{})
 	h.wants("somebody has started while the session was being ended", testDelay, true)
 
 	// The look that shows the holder notes it once more, after the look was sent.
 	h = newTold(t)
-	asOf := h.AsOf()
 	h.looks(holds(holder, theirs, 5))
-	h.NoteSilence(asOf, holds(holder, theirs, 5))
+	h.NoteSilence(holds(holder, theirs, 5))
 	h.wants("the holder that the look has shown was silent", 0, true)
 	h = newTold(t)
-	asOf = h.AsOf()
 	h.looks(holds(holder, theirs, 5))
 	h.says(third, Started, 7)
-	h.NoteSilence(asOf, holds(holder, theirs, 5))
+	h.NoteSilence(holds(holder, theirs, 5))
 	h.wants("somebody has started since the look was sent, before the session was ended", testDelay, true)
 
 	// The same, with more starts than are remembered.
@@ -66,11 +65,12 @@ func TestSilence(t *testing.T) {
 	for i := range uint32(mostStarts) {
 		h.says(1000+i, Started, int64(10+i))
 	}
-	since = h.AsOf()
+	h.LookSent()
 	h.says(third, Started, 100)
-	h.NoteSilence(since, Seat{})
+	h.NoteSilence(Seat{})
 	h.wants("one of many has started while the session was being ended", theirDelay, true)
-	h.NoteSilence(h.AsOf(), Seat{})
+	h.LookSent()
+	h.NoteSilence(Seat{})
 	h.wants("all of many had started before", 0, true)
 	if h.KnowsDead(101) {
 		t.Error("a later run is taken for dead")

@@ -44,7 +44,7 @@ func TestCounts(t *testing.T) {
 
 	t.Run("a speaker that is known because it stands in line", func(t *testing.T) {
 		h := newTold(t)
-		h.Saw(&Look{Role: ours, Holders: []Seat{holds(holder, theirs, 5)}, Line: []Seat{{PID: stranger, Role: nobody}, {PID: speaker, Role: theirs}}}, lockkey.ID{Number: 7}, 0)
+		h.Saw(&Look{Role: ours, Holders: []Seat{holds(holder, theirs, 5)}, Line: []Seat{{PID: stranger, Role: nobody}, {PID: speaker, Role: theirs}}}, lockkey.ID{Number: 7})
 		h.says(stranger, Clean, 5)
 		h.wants("a stranger in line", theirDelay, true)
 		h.says(speaker, Dead, 5)
