@@ -28,26 +28,29 @@ import (
 // mark no end counts (Evidence.State). Holders also count the marks, to find out whether those in
 // line have to be called.
 
-// markQueries are the queries that take the marks which a listening session lacks; note reads their
-// answers. No listener keeps another from a mark, but a stranger can.
-func (b *bid) markQueries() (queries []string, note func(answers []session.Rows)) {
+// marksQuery is the query that takes the marks which a listening session lacks, if there are any,
+// one in each column; note reads its answer. No listener keeps another from a mark, but a stranger
+// can.
+func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
 	common := b.lacksCommon()
 	var marks []string
 	for _, id := range common {
 		marks = append(marks, takenSQL(advisory.CommonMarkOf(id).TrySQL()))
 	}
-	queries = selectQuery(marks)
-	ofTicket := b.place.joined() && b.listens() && !b.place.has[markLock]
-	if ofTicket {
-		queries = append(queries, b.markQuery())
+	if b.place.joined() && b.listens() && !b.place.has[markLock] {
+		marks = append(marks, b.ticketMarkSQL())
 	}
-	return queries, func(answers []session.Rows) {
-		if len(common) > 0 {
-			b.tookCommon(common, answers[0])
-			answers = answers[1:]
-		}
-		if ofTicket {
-			b.tookTicketMark(answers[0])
+	return selectQuery(marks), func(answer session.Rows) {
+		row, err := answer.Only(len(marks))
+		for i := range marks {
+			switch {
+			case err != nil || row[i] == "":
+			case i < len(common):
+				b.commonMarks = append(b.commonMarks, common[i])
+				b.evidence[common[i]].NoteMark(evidence.ParseLSN(row[i]))
+			default:
+				b.tookTicketMark(evidence.ParseLSN(row[i]))
+			}
 		}
 	}
 }
@@ -72,38 +75,23 @@ func takenSQL(try string) string {
 	return fmt.Sprintf("CASE WHEN %s THEN pg_catalog.pg_current_wal_insert_lsn() END", try)
 }
 
-// markQuery takes this session's mark, if its ticket is one of the first.
-func (b *bid) markQuery() string {
+// ticketMarkSQL is takenSQL for the mark of this session's ticket, if that is one of the first.
+func (b *bid) ticketMarkSQL() string {
 	mark := advisory.TryNumberSQL(b.cfg.Claim.Shared, advisory.MarkNumberSQL(b.place.line))
-	return fmt.Sprintf(`SELECT %s FROM (
+	return fmt.Sprintf(`(SELECT %s FROM (
 	SELECT objid, pid, row_number() OVER (ORDER BY %s, pid) AS rank FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND `+advisory.InThisDatabase+` AND %s AND objid <> '%d' AND %s AND granted) AS waiting
-WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d`,
+WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d)`,
 		takenSQL(mark), advisory.PlaceSQL(), advisory.InLinesOf(b.place.line), advisory.CommonTicket, advisory.IsTicket, crowd.MostListeners)
 }
 
-func (b *bid) tookCommon(ids []lockkey.ID, marks session.Rows) {
-	row, err := marks.Only(len(ids))
-	for i, id := range ids {
-		if err != nil || row[i] == "" {
-			continue
-		}
-		b.commonMarks = append(b.commonMarks, id)
-		b.evidence[id].NoteMark(evidence.ParseLSN(row[i]))
-	}
-}
-
-// tookTicketMark notes whether the waiter got the mark of its ticket, which is for the locks to
-// which its line leads.
-func (b *bid) tookTicketMark(mark session.Rows) {
-	row, err := mark.Only(1)
-	if err != nil || row[0] == "" {
-		return
-	}
+// tookTicketMark notes that the waiter got the mark of its ticket, which is for the locks to which
+// its line leads.
+func (b *bid) tookTicketMark(at evidence.LSN) {
 	b.place.has[markLock] = true
 	for id, e := range b.evidence {
 		if b.cfg.Claim.lineFor(id) == b.place.line {
-			e.NoteMark(evidence.ParseLSN(row[0]))
+			e.NoteMark(at)
 		}
 	}
 }

@@ -49,7 +49,7 @@ func (b *bid) look(ctx context.Context, before ...string) (*evidence.Look, error
 	for _, e := range b.evidence {
 		e.LookSent()
 	}
-	marks, noteMarks := b.markQueries()
+	marks, noteMarks := b.marksQuery()
 	query := evidence.LookQuery(b.cfg.Claim.Sought().Locks, b.nextLine(), crowd.MostListeners)
 	queries := slices.Concat(before, marks, []string{query}, b.arrivedQuery())
 	_, err := b.s.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
@@ -57,7 +57,7 @@ func (b *bid) look(ctx context.Context, before ...string) (*evidence.Look, error
 		if ok = found.Parse(answers[len(before)+len(marks)], b.s.BackendPID()); !ok {
 			return
 		}
-		noteMarks(answers[len(before):])
+		noteMarks(answers[len(before)])
 		for id, e := range b.evidence {
 			e.Saw(found, id)
 		}
