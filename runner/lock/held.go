@@ -48,7 +48,7 @@ type Held struct {
 	showsEnd   bool       // the session's name will show the end
 	prefers    string     // the host that is to have the lock next
 	calling    bool       // the session calls those in line
-	since      time.Time  // when bid.settle was done, and the command could start; zero before that
+	settledAt  time.Time  // when bid.settle was done, and the command could start; zero before that
 	stays      time.Time  // the session stays until then, after the release
 }
 
@@ -118,7 +118,7 @@ func (h *Held) Release(ctx context.Context) error {
 		queries = append(h.finishQueries(h.end, h.endCommit()), queries...)
 	}
 	queries = append(queries, h.endCallQuery()...)
-	staysForRole := h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.since) < briefRun)
+	staysForRole := h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.settledAt) < briefRun)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.ofList && !staysForRole})
 	if err != nil && session.AnsweredError(err) == nil {
 		return err

@@ -94,7 +94,7 @@ func (h *Held) Call(ctx context.Context, most time.Duration) {
 	ctx, cancel := lateAfter(ctx)
 	defer cancel()
 	for began, said := time.Now(), false; ; said = true {
-		queries := []string{h.heardQuery()}
+		queries := []string{h.listensQuery()}
 		if !h.calling {
 			queries = append(queries, "SELECT "+advisory.CallOf(h.cfg.Claim.lines()[0]).TrySQL())
 		}
@@ -123,10 +123,10 @@ func (h *Held) endCallQuery() (query []string) {
 	return []string{"SELECT " + advisory.CallOf(h.cfg.Claim.lines()[0]).UnlockSQL()}
 }
 
-// heardQuery is a query that says whether one of the waiters that may be next listens. It looks
+// listensQuery is a query that says whether one of the waiters that may be next listens. It looks
 // only at the first MostListeners places: a waiter that was pushed back behind them keeps its mark
 // until its next look. The order is that of wordQuery.
-func (h *Held) heardQuery() string {
+func (h *Held) listensQuery() string {
 	enough := "bool_or(listens) IS TRUE"
 	if h.toCall == crowd.SomeDormant { // NULL: all have left
 		enough = "bool_or(listens) IS NOT FALSE"

@@ -72,7 +72,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	if err := b.s.EndError(); err != nil {
 		return nil, err
 	}
-	b.got.since, b.got.showsEnd = time.Now(), b.place.joined() && b.cfg.showsToken()
+	b.got.settledAt, b.got.showsEnd = time.Now(), b.place.joined() && b.cfg.showsToken()
 	return b.got, nil
 }
 
