@@ -143,7 +143,7 @@ func (i *Item) Close() {
 	if i.checkTimer != nil {
 		i.checkTimer.Stop()
 	}
-	if i.leave(); i.bid.listens() && !i.kept {
+	if i.leave(); !i.kept && i.bid.listens() {
 		_ = i.bid.unlisten(context.Background()) // at worst the session still hears what it ignores
 	}
 }
