@@ -109,9 +109,7 @@ func (b *bid) dropDraw(ctx context.Context) {
 // been held for long enough.
 func (l *ledgerStart) noteEvidence() {
 	locks := l.bid.got.Locks
-	if !l.proof.Sure && (l.bid.verdictOnAll(locks).Delay == 0 || l.waited() >= l.delay) {
-		l.proof.Sure = true
-	}
+	l.proof.Sure = l.proof.Sure || l.bid.verdictOnAll(locks).Delay == 0 || l.waited() >= l.delay
 	l.proof.Heard = nil
 	if l.proof.Sure {
 		return
