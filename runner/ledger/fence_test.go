@@ -273,6 +273,7 @@ func TestReadersTogether(t *testing.T) {
 	run(t, a, "BEGIN")
 	expect(t, "a reader after readers", run(t, a, first), "started")
 	expect(t, "another one, before that one's commit", run(t, b, second), "started")
+	run(t, b, "SELECT pglead.tidy_1(7, 1::smallint)") // nor does the end of one wait
 	answers = beside(b, "SELECT pglead.pause_1(7, 1::smallint, 'seven', 'infinity', 'ann', '')")
 	waits(b)
 	run(t, a, "COMMIT")

@@ -125,12 +125,14 @@ BEGIN
 		p := NULL;
 		FOR i IN 1 .. n LOOP
 			IF pass = 2 THEN
+				IF p_shared THEN
+					PERFORM pg_advisory_xact_lock_shared(pglead.marker_1(p_numbers[i], p_subs[i], 0)); -- a pause waits for the commit
+				END IF;
 				-- A reader has the lock's own row for itself only to change it. Otherwise readers that
 				-- start at the same time would wait for each other's commits.
 				PERFORM FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i] AND (NOT p_shared OR l.reader = 0
 					AND (l.alone IS NOT FALSE OR l.started IS NOT NULL AND l.ended IS NULL OR l.system IS DISTINCT FROM p_system OR l.token >> 48 IS DISTINCT FROM p_token >> 48))
 					ORDER BY l.reader FOR UPDATE;
-				PERFORM FROM pglead.lock AS l WHERE p_shared AND l.number = p_numbers[i] AND l.sub = p_subs[i] AND l.reader = 0 FOR SHARE; -- a pause waits
 			END IF;
 			-- The session p_backend may have lost the locks by now, and another run may have started.
 			IF (p_backend IS NULL AND NOT CASE
