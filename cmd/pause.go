@@ -206,7 +206,11 @@ func pausedText(key string, before ledger.Pause, facts ledger.Facts) string {
 			runs = append(runs, visible.Text(fact.Last.Host)+" runs on since "+ledger.Clock(fact.Last.Started, facts.Now))
 		}
 	}
-	text += "no start " + visible.Text(facts.Pause().String())
+	if facts.Pause().Paused() {
+		text += "no start " + visible.Text(facts.Pause().String())
+	} else {
+		text += "the pause is over already"
+	}
 	if before.Paused() {
 		text += "; replaces the pause " + visible.Text(before.String())
 	}

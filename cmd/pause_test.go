@@ -27,3 +27,10 @@ func TestPausedLines(t *testing.T) {
 		}
 	}
 }
+
+// TestPausedText: a brief pause may be over by the time at which its effect is looked up.
+func TestPausedText(t *testing.T) {
+	if got, want := pausedText("nightly", ledger.Pause{}, ledger.Facts{}), "nightly: the pause is over already; no run of it is remembered"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
