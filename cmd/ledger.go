@@ -142,7 +142,7 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	case session.HasCode(err, session.FeatureNotSupported):
 		return session.Errorf(session.Unsafe, "a ledger takes a server that was built with libxml, as packages of PostgreSQL are", "%w", err)
 	case err != nil:
-		return denied(err, takesOwner)
+		return denied(err, a.takes())
 	}
 	s, err := ledger.ReadState(ctx, a.on)
 	if err != nil {
@@ -152,7 +152,14 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	return err
 }
 
-const takesOwner = "it takes the owner of the database, or a superuser"
+// takes says who may install or uninstall: if a superuser has installed the ledger, or a part of it,
+// the owner of the database may not.
+func (a *ledgerAdmin) takes() string {
+	if a.access == ledger.Absent {
+		return "it takes the owner of the database, or a superuser"
+	}
+	return "it takes the owner of the schema pglead and of all that is in it, or a superuser"
+}
 
 // denied adds a hint to the error of a role that lacks a privilege.
 func denied(err error, hint string) error {
@@ -268,7 +275,7 @@ func (a *ledgerAdmin) uninstall(ctx context.Context) error {
 		return err
 	}
 	if err := ledger.Uninstall(ctx, a.on); err != nil {
-		return denied(err, takesOwner)
+		return denied(err, a.takes())
 	}
 	_, err := fmt.Fprintf(a.out, "the ledger in %s is gone, with all that it had\n", a.where)
 	return err
