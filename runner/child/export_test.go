@@ -2,7 +2,12 @@ package child
 
 import (
 	"slices"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/boottime"
 )
 
 // GuardPID is the guard's process number, for tests that kill it.
@@ -11,12 +16,40 @@ func GuardPID(c *Child) int { return c.guard.pid }
 // UnusedPID is the process number of a guard without a command.
 func UnusedPID(g *Guard) int { return g.pid }
 
+// Listed are the process numbers of the guards that are not known to have ended.
+func Listed(gs *Guards) []int {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	return slices.Clone(gs.pids)
+}
+
 // AskToStart asks a guard to start a command, as StartCommand does in a process that is stopped after
 // it has looked at the time, and ends the guard.
 func AskToStart(g *Guard, cfg Config) error {
 	err := writeMessage(g.control, msgStart, g.request(cfg))
 	if err == nil {
 		_, _, err = g.awaitStart(&startAnswer{}, cfg)
+	}
+	g.hangUp()
+	g.reap()
+	return err
+}
+
+// VanishUntold starts a command, and does what the guard would see if this process died when the
+// command is dead, and the report of that unread.
+func VanishUntold(g *Guard, cfg Config) error {
+	err := writeMessage(g.control, msgStart, g.request(cfg))
+	if err == nil {
+		_, _, err = g.awaitStart(&startAnswer{}, cfg)
+	}
+	if err == nil {
+		var raw syscall.RawConn
+		if raw, err = g.control.SyscallConn(); err == nil {
+			err = raw.Read(func(fd uintptr) bool {
+				n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+				return err == nil && n == 1
+			})
+		}
 	}
 	g.hangUp()
 	g.reap()
@@ -49,6 +82,35 @@ func KillUnlisted(pid int) {
 	g := guardProcess{childList: -1, cgroupKill: -1, commandTree: newCommandTree()}
 	g.pid, g.killedAt = pid, time.Now()
 	g.killRound()
+}
+
+// ReapAfter reaps this process's dead children as a guard does whose command, with this number, was
+// reaped before, and returns the status of that command.
+func ReapAfter(command int, status unix.WaitStatus) unix.WaitStatus {
+	g := guardProcess{commandTree: newCommandTree()}
+	g.pid, g.command, g.report.Status = command, commandDead, uint32(status)
+	g.reapChildren()
+	return unix.WaitStatus(g.report.Status)
+}
+
+// SignalBelow signals a process that was listed as the child of a parent.
+func SignalBelow(pid, parent int, sig unix.Signal) {
+	signalDescendant(proc{pid: pid, parent: parent}, sig)
+}
+
+// LoseTwice tells a guard of a command twice that the lock is lost, and returns when the grace ends
+// after each.
+func LoseTwice(command int, grace time.Duration) (first, second boottime.Instant) {
+	alarm, err := boottime.NewAlarm()
+	if err != nil {
+		panic(err)
+	}
+	g := guardProcess{renewals: -1, alarm: alarm, commandTree: newCommandTree()}
+	g.pid, g.deadline, g.req.LostGrace = command, boottime.Now().Add(time.Hour), grace
+	g.terminate(ByOrder)
+	first = g.killAt
+	g.terminate(SocketClosed)
+	return first, g.killAt
 }
 
 // ReapInKill reaps this process's dead children as a guard does that kills, and returns how many it

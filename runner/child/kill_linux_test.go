@@ -1,6 +1,7 @@
 package child_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -135,6 +136,66 @@ func TestKillUnlisted(t *testing.T) {
 	_ = command.Wait()
 	if s := command.ProcessState.Sys().(syscall.WaitStatus); s.Signal() != unix.SIGKILL {
 		t.Errorf("it ended: %s", command.ProcessState)
+	}
+}
+
+// TestLossInGrace: another loss during a grace does not begin it anew.
+func TestLossInGrace(t *testing.T) {
+	command := exec.Command("sleep", "3600")
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	first, second := child.LoseTwice(command.Process.Pid, time.Minute)
+	if first == 0 || second != first {
+		t.Errorf("it is over at %v, and then at %v", first, second)
+	}
+	_ = command.Wait()
+	if s := command.ProcessState.Sys().(syscall.WaitStatus); s.Signal() != unix.SIGTERM {
+		t.Errorf("it ended: %s", command.ProcessState)
+	}
+}
+
+// TestNumberAgain: a process that has got the number of a command that is reaped is not taken for the
+// command, nor one that has got the number of a process below the guard for that one. If its parent
+// has died meanwhile, it is still the same.
+func TestNumberAgain(t *testing.T) {
+	command := exec.Command("sh", "-c", "exit 3")
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Waitid(unix.P_PID, command.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
+	if status := child.ReapAfter(command.Process.Pid, 7<<8); status.ExitStatus() != 7 {
+		t.Errorf("the dead command's status is now %d", status.ExitStatus())
+	}
+
+	if _, err := child.NewGuards(nil); err != nil { // the parent of orphans
+		t.Fatal(err)
+	}
+	parent := exec.Command("sh", "-c", "sleep 3600 & echo $!; wait; exec sleep 3600")
+	out, err := parent.StdoutPipe()
+	if err == nil {
+		err = parent.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var other int
+	if _, err := fmt.Fscan(out, &other); err != nil {
+		t.Fatal(err)
+	}
+	defer time.AfterFunc(patience, func() { _ = parent.Process.Kill() }).Stop()
+	child.SignalBelow(other, os.Getpid(), unix.SIGKILL)        // its parent is another one
+	child.SignalBelow(parent.Process.Pid, other, unix.SIGTERM) // it is this process's child by now
+	_ = parent.Wait()
+	if s := parent.ProcessState.Sys().(syscall.WaitStatus); s.Signal() != unix.SIGTERM {
+		t.Errorf("the one whose parent has died: %s", parent.ProcessState)
+	}
+	_ = unix.Kill(other, unix.SIGTERM)
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(other, &status, 0, nil); err != nil || status.Signal() != unix.SIGTERM {
+		t.Errorf("the other process has got signal %v, %v", status.Signal(), err)
 	}
 }
 

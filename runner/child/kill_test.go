@@ -3,8 +3,10 @@ package child_test
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 func TestKillReachesTheWholeTree(t *testing.T) {
@@ -26,8 +29,9 @@ func TestKillReachesTheWholeTree(t *testing.T) {
 
 func TestDeadline(t *testing.T) {
 	c, pids := startTree(t, child.Config{Deadline: boottime.Now().Add(3 * time.Second)}, 3)
-	c.Renew(boottime.Now().Add(4 * time.Second))
-	renewed := boottime.Now().Add(3 * time.Second)
+	renewed := boottime.Now().Add(4 * time.Second)
+	c.Renew(renewed.Add(-500 * time.Millisecond))
+	c.Renew(renewed)
 	r := await(t, c)
 	if boottime.Now() < renewed {
 		t.Error("killed before the renewed deadline")
@@ -49,16 +53,98 @@ func TestLostGrace(t *testing.T) {
 
 	c, pids := startTree(t, child.Config{LostGrace: 100 * time.Millisecond}, 3)
 	c.TellLost()
-	await(t, c)
+	r := await(t, c)
 	assertDead(t, pids)
+	if r.Ending != child.ByOrder {
+		t.Errorf("%+v, want the guard to kill the tree when the grace is over", r)
+	}
 
 	// The lease's end ends the grace.
 	began := boottime.Now()
 	c, pids = startTree(t, child.Config{LostGrace: time.Hour, Deadline: began.Add(2 * time.Second), MostGrace: time.Second}, 3)
-	r := await(t, c)
+	r = await(t, c)
 	assertDead(t, pids)
 	if r.Ending != child.LeaseOver || boottime.Now() < began.Add(3*time.Second) {
 		t.Errorf("%+v after %v", r, boottime.Now().Sub(began))
+	}
+}
+
+// startReluctant starts a command that notes each SIGTERM in a file, and goes on.
+func startReluctant(t *testing.T, socket syscall.Conn, cfg child.Config) (c *child.Child, told func() bool) {
+	t.Helper()
+	dir := t.TempDir()
+	cfg.Path, cfg.Args = "/bin/sh", []string{"sh", "-c", `trap ': >"$0"/told' TERM; : >"$0"/up; while :; do sleep 0.01; done`, dir}
+	if cfg.Deadline == 0 {
+		cfg.Deadline = far()
+	}
+	there := func(name string) func() bool {
+		return func() bool {
+			_, err := os.Stat(filepath.Join(dir, name))
+			return err == nil
+		}
+	}
+	c, err := newGuard(t, socket).StartCommand(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Kill()
+		<-c.Done()
+	})
+	testserver.Eventually(t, "the command runs", there("up"))
+	return c, there("told")
+}
+
+// TestKillInGrace: an order to kill leaves no grace, also if the lock was lost before that. Then the
+// loss is what has ended the tree.
+func TestKillInGrace(t *testing.T) {
+	for name, tt := range map[string]struct {
+		lease  time.Duration
+		ending child.Ending
+	}{"before the loss": {time.Hour, child.ByOrder}, "after it": {3 * time.Second, child.LeaseOver}} {
+		t.Run(name, func(t *testing.T) {
+			c, told := startReluctant(t, nil, child.Config{Deadline: boottime.Now().Add(tt.lease), LostGrace: time.Hour, MostGrace: time.Hour})
+			if tt.ending == child.LeaseOver {
+				testserver.Eventually(t, "the command is told of the loss", told)
+			}
+			c.Kill()
+			if r := await(t, c); r.Ending != tt.ending || told() != (tt.ending == child.LeaseOver) {
+				t.Errorf("%+v, told: %v", r, told())
+			}
+		})
+	}
+}
+
+// TestStoppedInGrace: a command that is stopped is woken to end in its grace.
+func TestStoppedInGrace(t *testing.T) {
+	dir := t.TempDir()
+	c := startRole(t, child.Config{LostGrace: time.Hour, MostGrace: time.Hour}, "catch", dir)
+	awaitRecords(dir, 1)
+	c.Signal(unix.SIGSTOP)
+	if e := awaitEvent(t, c); e.Stopped != unix.SIGSTOP {
+		t.Errorf("%+v, want the stop", e)
+	}
+	c.TellLost()
+	if r := await(t, c); r.Status.ExitStatus() != int(unix.SIGTERM) {
+		t.Errorf("%+v, want the status after SIGTERM", r)
+	}
+}
+
+// TestGraceOfRenewed: the grace counts from the deadline as it was renewed, so pglead does not think
+// that a guard which leaves it to the command is late.
+func TestGraceOfRenewed(t *testing.T) {
+	deadline := boottime.Now().Add(3 * time.Second)
+	c, told := startReluctant(t, nil, child.Config{Deadline: deadline, LostGrace: time.Hour, GuardPatience: time.Second})
+	c.Renew(far())
+	c.TellLost()
+	testserver.Eventually(t, "the command is told", told)
+	late := deadline.Add(1500 * time.Millisecond) // when pglead would kill the guard, and a little more
+	for boottime.Now() < late {
+		time.Sleep(boottime.Until(late))
+	}
+	c.Signal(unix.SIGKILL)
+	if r := await(t, c); r.Ending != child.ByOrder {
+		t.Errorf("%+v, want ByOrder", r)
 	}
 }
 
@@ -72,9 +158,29 @@ func TestLeftovers(t *testing.T) {
 	}
 	r := await(t, c)
 	assertDead(t, pids)
-	if r.Status.ExitStatus() != 3 || r.Ending != child.Exited {
-		t.Errorf("%+v, want the command's own status", r)
+	if want := (child.Result{Ending: child.Exited, Status: 3 << 8}); r != want {
+		t.Errorf("%+v, want the command's own status, and none that SIGKILL has ended", r)
 	}
+}
+
+// TestBriefLeftovers: what outlives the command for an instant is not left over. A busy machine may take
+// longer than that.
+func TestBriefLeftovers(t *testing.T) {
+	for range 50 {
+		c, err := newGuard(t, nil).StartCommand(t.Context(), child.Config{
+			Path: "/bin/sh", Args: []string{"sh", "-c", "sleep 0.1 & exit 3"}, Env: []string{"PATH=" + os.Getenv("PATH")}, Deadline: far(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := await(t, c); r != (child.Result{Ending: child.Exited, Status: 3 << 8}) {
+			t.Errorf("%+v, want the command's own status", r)
+		}
+		if len(c.Events()) == 0 {
+			return
+		}
+	}
+	t.Error("all are left over")
 }
 
 func TestDeafLeftoversAreKilled(t *testing.T) {
@@ -82,8 +188,8 @@ func TestDeafLeftoversAreKilled(t *testing.T) {
 	c := startRole(t, child.Config{}, "leave", dir, "deaf")
 	r := await(t, c)
 	assertDead(t, records(dir))
-	if r.Status.ExitStatus() != 3 || r.Killed != 1 {
-		t.Errorf("%+v, want status 3 and 1 killed", r)
+	if want := (child.Result{Ending: child.Exited, Status: 3 << 8, Killed: 1}); r != want {
+		t.Errorf("%+v, want %+v", r, want)
 	}
 }
 

@@ -304,6 +304,26 @@ func TestAgainRelease(t *testing.T) {
 	}
 }
 
+// TestAgainUntold: when this process is gone before it has read that the command is dead, the guard
+// writes the release, also if the command was so brief that the guard could have another one.
+func TestAgainUntold(t *testing.T) {
+	for range 10 { // on a busy machine not every command is brief
+		here, there := socketPair(t)
+		cfg := roleConfig(child.Config{Release: []byte("bye"), ReleaseEndsSession: true, KeepGuard: true}, "exit", "0")
+		cfg.Path, cfg.Args = "/bin/true", []string{"true"}
+		if err := child.VanishUntold(newGuard(t, here), cfg); err != nil {
+			t.Fatal(err)
+		}
+		_ = here.Close()
+		if err := there.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		if said, err := io.ReadAll(there); err != nil || string(said) != "bye" {
+			t.Errorf("the guard says %q, %v", said, err)
+		}
+	}
+}
+
 // TestManyRenewals: the deadlines that brief commands leave in the pipe do not keep those of a long
 // command after them out of it.
 func TestManyRenewals(t *testing.T) {

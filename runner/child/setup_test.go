@@ -1,6 +1,7 @@
 package child_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -25,6 +26,8 @@ import (
 const index = `
 command, lookup                 a command as it is found and started, its environment, signals and exit status
 kill, kill_linux, cgroup_linux  the end of the tree: kills, also without descriptors, the grace, leftovers, control groups
+pglead_gone_linux               pglead is killed, or stopped
+release_linux                   what a guard whose pglead is gone says to the server
 guard                           the socket, a guard that is killed or stopped, and what doctor examines
 reuse_linux                     one guard for many commands
 wire, guardprocess_tell         what pglead and the guard say to each other
@@ -75,6 +78,23 @@ func play(role string, args []string) int {
 		time.Sleep(time.Hour)
 	case "fork": // a daemon: in a session of its own, its parent gone
 		spawnIn(&syscall.SysProcAttr{Setsid: true}, "deaf", args[0])
+	case "pglead": // that gives its command an hour's grace, or has none yet
+		_ = os.Unsetenv("CHILD_TEST_ROLE")
+		guards, err := child.NewGuards(nil)
+		if err != nil {
+			panic(err)
+		}
+		g, err := guards.Start(nil)
+		if err == nil && args[1] == "run" {
+			_, err = g.StartCommand(context.Background(), roleConfig(child.Config{LostGrace: time.Hour, MostGrace: time.Hour}, "deaf", args[0]))
+		}
+		if err != nil {
+			panic(err)
+		}
+		if args[1] == "idle" {
+			recordOf(args[0], child.UnusedPID(g))
+		}
+		time.Sleep(time.Hour)
 	case "leave": // something behind
 		spawn(args[1], args[0])
 		awaitRecords(args[0], 1)
@@ -95,8 +115,10 @@ func spawnIn(attr *syscall.SysProcAttr, role string, args ...string) {
 }
 
 // record leaves this process's number in a directory.
-func record(dir string) {
-	if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(os.Getpid())), nil, 0o600); err != nil {
+func record(dir string) { recordOf(dir, os.Getpid()) }
+
+func recordOf(dir string, pid int) {
+	if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(pid)), nil, 0o600); err != nil {
 		panic(err)
 	}
 }
