@@ -80,3 +80,31 @@ func TestAgeOfPromoted(t *testing.T) {
 		})
 	}
 }
+
+// TestAgeOfRecovered: a server that has recovered from a crash, and was never a standby, is as old as
+// its recovery, whenever its last checkpoint was. A role that may not ask for more learns nothing,
+// without an error.
+func TestAgeOfRecovered(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	query(t, server, "CREATE ROLE weak LOGIN")
+	if err := server.Stop(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.StartLogged(); err != nil {
+		t.Fatal(err)
+	}
+	const old = 5 * time.Second
+	eventually(t, "it is some seconds old", func() bool {
+		return query(t, server, fmt.Sprintf("SELECT clock_timestamp() - greatest(pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time()) > interval '%d s'", int(old.Seconds())))[0] == "t"
+	})
+	query(t, server, "CHECKPOINT")
+	query(t, server, "REVOKE EXECUTE ON FUNCTION pg_stat_get_activity(integer) FROM PUBLIC")
+	s := open(t, fmt.Sprintf("host=%s user=weak dbname=postgres", server.Socket))
+	if age := s.ServerAge(); age < old {
+		t.Errorf("it seems to be %v old", age)
+	}
+	if err := s.LearnAge(t.Context()); err != nil || s.ServerAge() < old {
+		t.Errorf("it seems to be %v old; %v", s.ServerAge(), err)
+	}
+}

@@ -43,6 +43,8 @@ func TestParseDSNTarget(t *testing.T) {
 			t.Errorf("ParseDSN(%q): %v", tt.dsn, err)
 		} else if got := Target(cfg); got != tt.want {
 			t.Errorf("ParseDSN(%q) is %s, want %s", tt.dsn, got, tt.want)
+		} else if len(cfg.RuntimeParams) != 1 {
+			t.Errorf("ParseDSN(%q): start-up parameters %v", tt.dsn, cfg.RuntimeParams)
 		}
 	}
 }
@@ -84,6 +86,9 @@ func TestParseDSNLeavesNothingForTheServer(t *testing.T) {
 	if cfg.TLSConfig == nil || cfg.TLSConfig.MinVersion != 0x0304 {
 		t.Error("ssl_min_protocol_version=TLSv1.3 had no effect")
 	}
+	if cfg, err = ParseDSN("host=h ssl_max_protocol_version=TLSv1.2", "--dsn"); err != nil || cfg.TLSConfig.MaxVersion != 0x0303 {
+		t.Errorf("ssl_max_protocol_version=TLSv1.2 had no effect: %v", err)
+	}
 }
 
 func TestParseDSNHostAddr(t *testing.T) {
@@ -99,6 +104,13 @@ func TestParseDSNHostAddr(t *testing.T) {
 			t.Errorf("%s resolves to %v, %v; want %s", host, addrs, err, want)
 		}
 	}
+	// One that is left out is looked up.
+	if cfg, err = ParseDSN("host=127.0.0.7,b hostaddr=,192.0.2.2", "--dsn"); err != nil {
+		t.Fatal(err)
+	}
+	if addrs, err := cfg.LookupFunc(context.Background(), "127.0.0.7"); err != nil || !slices.Equal(addrs, []string{"127.0.0.7"}) {
+		t.Errorf("it resolves to %v, %v", addrs, err)
+	}
 }
 
 func TestParseDSNRefuses(t *testing.T) {
@@ -113,6 +125,7 @@ func TestParseDSNRefuses(t *testing.T) {
 		{"host=h password='secret", "neither a URI", ""},
 		{"host=h port=secret", "bad port", ""},
 		{"host=h sslcrl=/x", "sslcrl is not supported", ""},
+		{"host=h sslcrldir=/x", "sslcrldir is not supported", ""},
 		{"host=h requirepeer=postgres", "requirepeer is not supported", ""},
 		{"host=h gssencmode=require", "gssencmode=require is not supported", "sslmode"},
 		{"host=h replication=database", "replication is not supported", ""},
@@ -136,6 +149,13 @@ func TestParseDSNRefuses(t *testing.T) {
 		if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "sec/ret") {
 			t.Errorf("ParseDSN(%q) gives the password away: %q", tt.dsn, err)
 		}
+	}
+	for variable, name := range map[string]string{"PGSSLCRL": "sslcrl", "PGSSLCRLDIR": "sslcrldir", "PGREQUIREPEER": "requirepeer"} {
+		t.Setenv(variable, "x")
+		if _, err := ParseDSN("host=h", "--dsn"); err == nil || !strings.Contains(err.Error(), name+" is not supported") {
+			t.Errorf("%s: %v", variable, err)
+		}
+		_ = os.Unsetenv(variable)
 	}
 }
 
@@ -284,6 +304,7 @@ func TestPasswordFileOfOthers(t *testing.T) {
 		{`host=h passfile=` + strings.ReplaceAll(open, " ", `\ `), "", "", open},
 		{"host=h user='passfile=" + open + "'", own, "secret", ""},
 		{"host=h passfile=" + own, open, "secret", ""},
+		{"host=h passfile='" + open + "' passfile=" + own, "", "secret", ""},
 		{"postgresql://h/db?sslmode=disable&passfile=" + strings.ReplaceAll(open, " ", "%20"), "", "", open},
 		{"service=s", "", "", open},
 		{"service=s passfile=" + own, "", "secret", ""},
@@ -306,6 +327,13 @@ func TestPasswordFileOfOthers(t *testing.T) {
 			t.Errorf("%+v: password %q, said %q", tt, cfg.Password, said)
 		}
 	}
+	t.Setenv("PGSERVICE", "s")
+	t.Setenv("PGPASSFILE", "")
+	warned := 0
+	if cfg, err := ParseDSN("", "--dsn", func(string, string) { warned++ }); err != nil || cfg.Password != "" || warned != 1 {
+		t.Errorf("by PGSERVICE: password %q, %d warnings, %v", cfg.Password, warned, err)
+	}
+	t.Setenv("PGSERVICE", "")
 	if err := os.Chmod(own, 0o644); err != nil {
 		t.Fatal(err)
 	}

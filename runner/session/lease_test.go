@@ -22,6 +22,7 @@ const testLease = 15 * time.Second
 type silent struct {
 	*Session
 	server  *pgproto3.Backend
+	there   net.Conn // the server's end
 	started time.Time
 }
 
@@ -63,6 +64,7 @@ func newSilent(t *testing.T) *silent {
 	s := &silent{
 		Session: newSession(here, pgproto3.NewFrontend(here, here), 1, Config{Lease: testLease}, virtual(started, new(time.Duration))),
 		server:  pgproto3.NewBackend(there, there),
+		there:   there,
 		started: started,
 	}
 	t.Cleanup(func() {
@@ -162,6 +164,81 @@ func TestAnswerTooLate(t *testing.T) {
 	})
 }
 
+// TestNoNeedlessHeartbeat: a heartbeat that asks nothing is sent only when the session has been silent
+// for an interval, and not again because a request was under way when it was due.
+func TestNoNeedlessHeartbeat(t *testing.T) {
+	beat := leasetime.BeatEvery(testLease)
+	for name, tt := range map[string]struct{ asked, took, next time.Duration }{
+		"an answer before it":      {time.Second, 0, time.Second + beat},
+		"a request when it is due": {time.Second, beat, 2 * beat},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSilent(t)
+				s.StartHeartbeat()
+				time.Sleep(tt.asked)
+				go func() { _, _ = s.Query(t.Context(), "SELECT 1") }()
+				s.answer(t, tt.took)
+				if _, err := s.server.Receive(); err != nil || s.at() != tt.next {
+					t.Errorf("the next request comes at %v, want %v; %v", s.at(), tt.next, err)
+				}
+			})
+		})
+	}
+}
+
+// TestUnanswered: without a heartbeat, too, a request waits for its answer no longer than the lock is
+// certainly held.
+func TestUnanswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSilent(t)
+		go func() { _, _ = s.server.Receive() }()
+		_, err := s.Query(t.Context(), "SELECT 1")
+		if !errors.As(err, new(*LostError)) || !errors.Is(err, ErrSilent) || s.at() != leasetime.HolderShare(testLease) {
+			t.Errorf("after %v: %v", s.at(), err)
+		}
+	})
+}
+
+// TestUnconfirmed: standbys that confirm none of many commits, all of which the server answers, are the
+// cause of the loss.
+func TestUnconfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, second := newSilent(t), newSilent(t)
+		s.noteIdentity("here")
+		second.noteIdentity("here")
+		s.dependOn(second.Session)
+		s.StartHeartbeat()
+		serve := func(s *silent, rows ...[]string) {
+			for i := 0; ; i++ {
+				if _, err := s.server.Receive(); err != nil {
+					return
+				}
+				s.send(&pgproto3.DataRow{Values: values(rows[i%len(rows)])})
+				s.send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+			}
+		}
+		go serve(s, []string{"1"})
+		go serve(second, []string{"7", "1", "*", "here", "on", "9", ""}, []string{"7", "1", "*", "here", "8"})
+		<-s.Done()
+		if err := s.Err(); !errors.Is(err, ErrUnconfirmed) || s.at() != leasetime.HolderShare(testLease) {
+			t.Errorf("lost after %v: %v", s.at(), err)
+		}
+	})
+}
+
+func (s *silent) send(m pgproto3.BackendMessage) {
+	s.server.Send(m)
+	_ = s.server.Flush() // an error shows in what the session says
+}
+
+func values(row []string) (list [][]byte) {
+	for _, v := range row {
+		list = append(list, []byte(v))
+	}
+	return list
+}
+
 // TestLastWord: the server's FATAL counts at once, with the socket still open.
 func TestLastWord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -229,6 +306,21 @@ func TestSuspend(t *testing.T) {
 		if time.Since(started) > leasetime.BeatEvery(testLease) || !errors.Is(s.Err(), ErrStopped) {
 			t.Errorf("lost after %v of running: %v", time.Since(started), s.Err())
 		}
+	})
+}
+
+// TestSuspendWithQuorum: nobody blames the standbys for a suspended machine.
+func TestSuspendWithQuorum(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, second := newSilent(t), newSilent(t)
+		s.provenAt = boottime.Instant(time.Second) // and second's is before that
+		s.dependsOn = second.Session
+		s.clock.now = func() boottime.Instant { return boottime.Instant(8 * time.Hour) }
+		second.clock.now = s.clock.now
+		if !s.ExpireIfDue() || !errors.Is(s.Err(), ErrStopped) {
+			t.Errorf("lost: %v", s.Err())
+		}
+		s.dependsOn = nil
 	})
 }
 

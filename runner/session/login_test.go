@@ -245,6 +245,19 @@ func TestTooManyClients(t *testing.T) {
 	}
 }
 
+// TestRejectedByOneOfTwo: a server that rejects the login decides what kind of error it is, though
+// another host may come back.
+func TestRejectedByOneOfTwo(t *testing.T) {
+	server := start(t, nil)
+	dsn := fmt.Sprintf("host=%s,%s user=nosuch dbname=postgres", t.TempDir(), server.Socket)
+	_, err := session.Open(t.Context(), config(t, dsn))
+	var e *session.Error
+	if !errors.As(err, &e) || e.Kind != session.Denied || !e.LoginRejected || session.Passing(err) ||
+		!strings.Contains(err.Error(), ": no server socket there; "+server.Socket+`/.s.PGSQL.5432: role "nosuch" does not exist (28000)`) {
+		t.Errorf("%+v: %v", e, err)
+	}
+}
+
 // TestLoginHints: what to do about a rejected login is said in terms of what was given.
 func TestLoginHints(t *testing.T) {
 	server := start(t, map[string]string{"max_connections": "5", "max_locks_per_transaction": "10"})

@@ -195,9 +195,13 @@ func TestOtherHosts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &Session{cfg: Config{Database: database}}
-		if _, got := Elsewhere(database, s.noQuorum()); got != want {
+		s := &Session{cfg: Config{Database: EachHost(database)[0]}}
+		next, got := Elsewhere(database, s.noQuorum()) // of the first
+		if got != want {
 			t.Errorf("%s: %d others, want %d", dsn, got, want)
+		}
+		if same := next.Host == database.Host && next.Port == database.Port; same != (want == 0) {
+			t.Errorf("%s: the next is %s:%d", dsn, next.Host, next.Port)
 		}
 		if _, got := Elsewhere(database, ErrSilent); got != 0 {
 			t.Errorf("%s: %d others, though the error is not of one host", dsn, got)

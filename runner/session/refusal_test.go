@@ -186,3 +186,27 @@ func TestAttemptHints(t *testing.T) {
 		t.Errorf("an old protocol: %q, kind %d, hint %q", text, kind, hint)
 	}
 }
+
+// TestPassing: what may go away by itself, so that a run that waits tries again.
+func TestPassing(t *testing.T) {
+	t.Parallel()
+	for kind, want := range map[Kind]bool{BadDSN: false, Unreachable: true, Denied: false, Unsafe: false, Standby: true, NoStandbys: true} {
+		if got := Passing(Errorf(kind, "", "text")); got != want {
+			t.Errorf("kind %d: %v", kind, got)
+		}
+	}
+	if !Passing(&LostError{Cause: ErrSilent}) || Passing(errors.New("text")) {
+		t.Error("a loss does not pass, or any error does")
+	}
+	for code, want := range map[string]bool{
+		"08006": true, "53100": true, "57P01": true, "57P03": true, "57014": true, "54000": true, "54001": false, "42501": false, "28P01": false,
+	} {
+		refused := &pgconn.PgError{Code: code, Message: "no"}
+		if got := Passing(Rejected(refused, "lock 7")); got != want {
+			t.Errorf("%s: %v", code, got)
+		}
+		if AnsweredError(refused) == nil || AnsweredError(&LostError{Cause: serverError{refused}}) != nil {
+			t.Errorf("%s: only that of a session that goes on counts as an answer", code)
+		}
+	}
+}

@@ -299,6 +299,17 @@ func TestAgeOfYoungServer(t *testing.T) {
 	}
 }
 
+// TestMuchInAll: what is limited is one answer, not all of them together.
+func TestMuchInAll(t *testing.T) {
+	t.Parallel()
+	s := open(t, start(t, nil).DSN("postgres"))
+	for range 24 { // MiB, where the login and one message may have 16
+		if rows, err := s.Query(t.Context(), "SELECT repeat('x', 1 << 20)"); err != nil || len(rows) != 1 || len(rows[0][0]) != 1<<20 {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestErrorsAreSignsOfLife: the server answers each heartbeat with an error, for instance since its
 // lock table is full and the heartbeat asks for a lock. The session lives on.
 func TestErrorsAreSignsOfLife(t *testing.T) {

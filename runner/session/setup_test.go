@@ -14,7 +14,8 @@ import (
 const index = `
 dsn, sources                           what a connection string may say, and what is refused
 login, refusal, pooler                 the login: who is let in, and what an error then says
-age                                    how old a promoted server seems
+settings_linux                         what both ends of a connection are told
+age                                    how old a promoted server seems, and one that has recovered
 server, encoding                       a session on a real server: settings, notifications, its end
 lease, heartbeat_busy                  the lease, in virtual time; a heartbeat beside other requests
 loss_reason, fullsocket_linux          why a session is lost, and who takes no more, or says nothing

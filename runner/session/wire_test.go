@@ -1,6 +1,8 @@
 package session
 
 import (
+	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -51,5 +53,64 @@ func TestLastOfSeveral(t *testing.T) {
 		} else if _, ok := msg.(*pgproto3.Terminate); !ok {
 			t.Errorf("the last message is a %T", msg)
 		}
+	})
+}
+
+// TestLostDuringLast: if the connection ends before the last request is answered, that is a loss, which
+// shows at once.
+func TestLostDuringLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSilent(t)
+		go func() {
+			_, _ = s.server.Receive()
+			_ = s.there.Close()
+		}()
+		_, err := s.Ask(t.Context(), Request{SQL: []string{"SELECT 1"}, Last: true})
+		if !errors.As(err, new(*LostError)) || !strings.Contains(err.Error(), "the server closed the connection") || s.Err() == nil || s.at() != 0 {
+			t.Errorf("after %v: %v; lost: %v", s.at(), err, s.Err())
+		}
+	})
+}
+
+// TestLostStaysLost: a goodbye does not make a loss a planned end.
+func TestLostStaysLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSilent(t)
+		go func() {
+			for err := error(nil); err == nil; {
+				_, err = s.server.Receive()
+			}
+		}()
+		s.fail(ErrSilent)
+		for range 20 { // the loss and the free connection are chosen from at random
+			_, err := s.Ask(t.Context(), Request{SQL: []string{"SELECT 1"}, Last: true})
+			if !errors.As(err, new(*LostError)) || !errors.Is(s.Err(), ErrSilent) {
+				t.Fatalf("%v; lost: %v", err, s.Err())
+			}
+			select {
+			case <-s.onWire: // which no answer has emptied
+			default:
+			}
+		}
+	})
+}
+
+// TestUnasked: rows and notices that answer no request do no harm.
+func TestUnasked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSilent(t)
+		s.send(&pgproto3.DataRow{Values: [][]byte{[]byte("unasked")}})
+		s.send(&pgproto3.NoticeResponse{Severity: "WARNING", Routine: "SyncRepWaitForLSN"})
+		s.send(&pgproto3.CommandComplete{CommandTag: []byte("SELECT 1")})
+		synctest.Wait()
+		asked := make(chan struct{})
+		go func() {
+			defer close(asked)
+			if rows, err := s.Query(t.Context(), "SELECT 1"); err != nil || !rows.Is("1") || s.EndError() != nil {
+				t.Errorf("%v, %v", rows, err)
+			}
+		}()
+		s.answer(t, 0)
+		<-asked
 	})
 }
