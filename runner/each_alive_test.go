@@ -123,6 +123,9 @@ func TestWorkersAreAlive(t *testing.T) {
 			var last time.Duration
 			alive := func(within time.Duration) { last = within }
 			js.sayAlive(first, 2*time.Hour, alive)
+			if js.sayAlive(nil, time.Second, alive); last < time.Hour {
+				t.Errorf("the list is not stuck for %v, want two hours", last)
+			}
 			js.sayAlive([]lockkey.ID{id(item)}, time.Second, alive)
 			if last < time.Hour {
 				t.Errorf("the list is not stuck for %v, want two hours", last)

@@ -1,7 +1,11 @@
 package runner
 
 import (
+	"context"
+	"errors"
+	"log/slog"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -11,6 +15,7 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
 )
 
 func id(n int64) lockkey.ID { return lockkey.ID{Number: n} }
@@ -86,6 +91,47 @@ func TestRunMeanwhile(t *testing.T) {
 	}
 	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {
 		t.Error("its lock is still held")
+	}
+}
+
+// levels are the levels of what was logged.
+type levels struct {
+	slog.Handler
+	list *[]slog.Level
+}
+
+func (l levels) Enabled(context.Context, slog.Level) bool { return true }
+func (l levels) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l levels) Handle(_ context.Context, r slog.Record) error {
+	*l.list = append(*l.list, r.Level)
+	return nil
+}
+
+// TestBarred: while there is time, the list comes back to an item after an obstacle that may pass, and
+// warns of it once. It ends with any other error, and with that of a session that is lost.
+func TestBarred(t *testing.T) {
+	server := testserver.Start(t, nil)
+	locking, logged := lockOn(t, server), []slog.Level{}
+	locking.Log = slog.New(levels{slog.DiscardHandler, &logged})
+	w, j := workerOn(t, locking, 1)
+	for range 2 {
+		if err := w.skipIfBarred(j, session.Errorf(session.Unreachable, "", "no memory")); err != nil {
+			t.Error(err)
+		}
+	}
+	if !slices.Equal(logged, []slog.Level{slog.LevelWarn, slog.LevelInfo}) || w.tally.Held != 2 || len(w.comeBack) != 2 {
+		t.Errorf("logged %v; %+v, %d to come back to", logged, w.tally, len(w.comeBack))
+	}
+	if err := w.skipIfBarred(j, session.Errorf(session.Denied, "", "not yours")); err == nil || err.Error() != "not yours" {
+		t.Errorf("the list goes on after %v", err)
+	}
+	terminateAll(t, server)
+	<-w.list.Session.Done()
+	if err := w.skipIfBarred(j, w.list.Session.Err()); !errors.As(err, new(*session.LostError)) {
+		t.Errorf("the list goes on without its session: %v", err)
+	}
+	if len(logged) != 2 || w.tally.Held != 2 {
+		t.Errorf("logged %v; %+v", logged, w.tally)
 	}
 }
 

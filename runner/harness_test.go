@@ -48,6 +48,7 @@ type scene struct {
 	deadlines chan boottime.Instant
 	fate      *playedLock
 	job       *playedCommand
+	restored  int // how often the terminal was given its modes again
 
 	transcript strings.Builder
 }
@@ -70,7 +71,7 @@ func newScene() *scene {
 		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
 		renewed: s.deadlines, signals: s.sent,
 		onLoss:          func(reason error) { s.say("hook: " + reason.Error()) },
-		restoreTerminal: func() {},
+		restoreTerminal: func() { s.restored++ },
 	}
 	s.log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
 	s.cfg.CommandObserver.Interrupted = func() { s.say("observer: interrupted") }
@@ -225,6 +226,9 @@ func (s *scene) supervised(t *testing.T, incidents []incident, want expectation)
 	s.play(incidents, func() { outcome, err = s.supervise() })
 	time.Sleep(time.Hour) // and nothing follows
 	s.check(t, want.transcript)
+	if killed := s.job.result.Ending != child.Exited; s.restored == 1 != killed {
+		t.Errorf("the terminal is restored %d times", s.restored)
+	}
 	if outcome != want.outcome {
 		t.Errorf("outcome %+v, want %+v", outcome, want.outcome)
 	}

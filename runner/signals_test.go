@@ -25,7 +25,9 @@ func TestSignalTaker(t *testing.T) {
 				t.Errorf("after %v: %v", sig, ctx.Err())
 			}
 		}
-		hears(unix.SIGUSR1, false)
+		for _, sig := range []unix.Signal{unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGCONT} {
+			hears(sig, false)
+		}
 		taker.keep()
 		hears(unix.SIGUSR2, false)
 		hears(unix.SIGTERM, true)

@@ -137,6 +137,9 @@ func inOrder(t *testing.T, order []step) {
 	}
 	want.transcript = said.String() + last
 	s.supervised(t, append(incidents, incident{end, exits(result)}), want)
+	if preferred := s.fate.preferred == "web2"; preferred != want.outcome.Asked.Has(ByStepDown) {
+		t.Errorf("the host that is to have the lock next: %q", s.fate.preferred)
+	}
 }
 
 func exitStatus(n int) unix.WaitStatus { return unix.WaitStatus(n << 8) }

@@ -77,6 +77,7 @@ func TestTimeToEnd(t *testing.T) {
 				s.kept = []keptSignal{
 					{unix.SIGUSR1, boottime.Instant(1 * sec)},
 					{unix.SIGTERM, boottime.Instant(2 * sec)},
+					{unix.SIGUSR2, boottime.Instant(3*sec + execTakes/2)},
 					{unix.SIGINT, boottime.Instant(4 * sec)},
 				}
 				s.job.born = boottime.Instant(3 * sec)
@@ -87,6 +88,7 @@ func TestTimeToEnd(t *testing.T) {
 0s signal SIGUSR1
 0s signal SIGTERM
 0s observer: interrupted
+0s signal SIGUSR2
 0s forward SIGINT
 0s observer: interrupted
 3s kill

@@ -227,6 +227,38 @@ func TestUnconfirmed(t *testing.T) {
 	})
 }
 
+// TestRenewedByStandbys: an answer to either session moves the deadline, which is the earlier one of both.
+func TestRenewedByStandbys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, second := newSilent(t), newSilent(t)
+		s.noteIdentity("here")
+		second.noteIdentity("here")
+		s.dependOn(second.Session)
+		s.StartHeartbeat()
+		beat := leasetime.BeatEvery(testLease)
+		s.answer(t, 0)
+		synctest.Wait()
+		first := <-s.Renewed()
+		for _, row := range [][]string{{"7", "1", "*", "here", "on", "9", ""}, {"7", "1", "*", "here", "9"}} {
+			if _, err := second.server.Receive(); err != nil {
+				t.Fatal(err)
+			}
+			second.send(&pgproto3.DataRow{Values: values(row)})
+			second.send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+		}
+		synctest.Wait()
+		share := leasetime.HolderShare(testLease)
+		select {
+		case then := <-s.Renewed():
+			if first != boottime.Instant(share) || then != boottime.Instant(beat+share) {
+				t.Errorf("renewed to %v, and then to %v", first, then)
+			}
+		default:
+			t.Errorf("renewed to %v, and not by the second answer", first)
+		}
+	})
+}
+
 func (s *silent) send(m pgproto3.BackendMessage) {
 	s.server.Send(m)
 	_ = s.server.Flush() // an error shows in what the session says

@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"context"
+	"errors"
 	"os/exec"
 	"strings"
 	"testing"
@@ -56,4 +57,45 @@ func TestTransactionOnStandby(t *testing.T) {
 	if _, err := session.Open(t.Context(), cfg); kindOf(err) != session.Standby {
 		t.Errorf("Open on a standby behind a pooler: %v", err)
 	}
+}
+
+// TestCloseSparesThePool: a session that is closed during a request says goodbye after the answer, for
+// which it waits a second. Otherwise the pooler would close its connection to the server.
+func TestCloseSparesThePool(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, pooled(t, server, localpg.Superuser, "transaction", 1))
+	cfg.Transaction = true
+	for range 10 { // on a busy machine the answer may take longer
+		if before, after := closeDuringRequest(t, server, cfg); before == after {
+			return
+		}
+	}
+	t.Error("each time the next client gets another backend")
+}
+
+// closeDuringRequest closes a session while the server works on a request, and takes an instant to cancel
+// it. It returns the backend, and the one of the next session.
+func closeDuringRequest(t *testing.T, server *localpg.Server, cfg session.Config) (before, after string) {
+	t.Helper()
+	s := openWith(t, cfg)
+	asked := make(chan error)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := s.Query(ctx, "DO $$ BEGIN PERFORM pg_sleep(3600); EXCEPTION WHEN query_canceled THEN PERFORM pg_sleep(0.2); END $$")
+		asked <- err
+	}()
+	const asleep = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+	eventually(t, "the request is under way", func() bool { return len(query(t, server, asleep)) == 1 })
+	before = query(t, server, asleep)[0]
+	cancel()
+	if err := <-asked; !errors.Is(err, context.Canceled) {
+		t.Errorf("asked: %v", err)
+	}
+	s.Close()
+	row, err := openWith(t, cfg).Row(t.Context(), 1, "SELECT pg_catalog.pg_backend_pid()")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return before, row[0]
 }

@@ -310,6 +310,29 @@ func TestMuchInAll(t *testing.T) {
 	}
 }
 
+// TestIdleSecond: the second session of a quorum outlives the lease, though nobody needs it yet.
+func TestIdleSecond(t *testing.T) {
+	t.Parallel()
+	primary := start(t, map[string]string{"synchronous_standby_names": "*"})
+	_, remove, err := primary.Standby(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	cfg := config(t, primary.DSN("postgres"))
+	cfg.Lease, cfg.Quorum = 3*time.Second, true
+	s := openWith(t, cfg)
+	second, err := s.Second(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-second.Done():
+		t.Errorf("lost: %v", second.Err())
+	case <-time.After(2 * cfg.Lease):
+	}
+}
+
 // TestErrorsAreSignsOfLife: the server answers each heartbeat with an error, for instance since its
 // lock table is full and the heartbeat asks for a lock. The session lives on.
 func TestErrorsAreSignsOfLife(t *testing.T) {
