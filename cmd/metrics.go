@@ -79,9 +79,12 @@ func rememberedMetrics(facts ledger.Facts) string {
 	slices.SortFunc(all, func(a, b *pastKey) int { return strings.Compare(a.key, b.key) })
 	metric := func(name, help string, value func(r *pastKey) (any, bool)) {
 		b.WriteString(metricHead(name, help))
+		written := map[string]bool{} // see lockMetrics: two keys may look the same
 		for _, r := range all {
-			if v, ok := value(r); ok {
-				fmt.Fprintf(&b, "%s{key=%s} %v\n", name, metricsLabel(r.key), v)
+			key := metricsLabel(r.key)
+			if v, ok := value(r); ok && !written[key] {
+				written[key] = true
+				fmt.Fprintf(&b, "%s{key=%s} %v\n", name, key, v)
 			}
 		}
 	}
