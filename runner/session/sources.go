@@ -35,7 +35,7 @@ func (s *sources) parse(dsn string) (*pgconn.Config, error) {
 	if err := serviceSyntax(serviceFile(dsn)); err != nil {
 		return nil, err
 	}
-	looked := []string{serviceFile("")}
+	looked := []string{serviceFile(dsn)}
 	for _, dir := range []string{os.Getenv("PGSYSCONFDIR"), "/etc/postgresql-common", "/etc"} {
 		file := filepath.Join(dir, "pg_service.conf")
 		if dir == "" {
