@@ -100,7 +100,7 @@ type Child struct {
 type Result struct {
 	Ending Ending
 	Status unix.WaitStatus // the command's, unless the guard died
-	Killed int             // how many processes had to be killed
+	Killed int64           // how many processes had to be killed
 }
 
 // Ending is why a tree ended.
@@ -171,7 +171,7 @@ func (c *Child) listen() {
 			if report.decode(body) != nil {
 				continue
 			}
-			c.result = Result{Ending: report.Ending, Status: unix.WaitStatus(report.Status), Killed: int(report.Killed)}
+			c.result = report.Result
 			keep := report.Ready != 0 && c.handOn()
 			close(c.done) // the lock can be released before the guard has ended
 			if !keep {

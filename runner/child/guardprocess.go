@@ -85,7 +85,7 @@ type guardProcess struct {
 // commandTree is what a guard knows of one command and all that it started. It is made anew for
 // each command, so nothing of the previous one is left.
 type commandTree struct {
-	req    startRequest
+	req    Config
 	report doneReport
 
 	// The command:
@@ -143,7 +143,7 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 	return g, nil
 }
 
-func newCommandTree() commandTree { return commandTree{pidfd: -1, report: doneReport{Ending: Exited}} }
+func newCommandTree() commandTree { return commandTree{pidfd: -1} }
 
 // untilDead waits until the command and all that it started are dead and reaped, and then sees to
 // the lock's connection. It returns true if the guard can have another command: only if the command
@@ -162,7 +162,7 @@ func (g *guardProcess) untilDead() (again bool) {
 		_ = unix.Close(g.pidfd)
 	}
 	g.leaveSocket()
-	if brief && g.req.KeepGuard && unix.WaitStatus(g.report.Status).Exited() {
+	if brief && g.req.KeepGuard && g.report.Status.Exited() {
 		g.report.Ready = 1 // see reuse.go
 	}
 	err := writeMessage(impatient{g.fd}, msgDone, g.report.encode())

@@ -143,7 +143,7 @@ func (g *guardProcess) reapChildren() bool {
 		}
 		if g.isCommand(pid) {
 			g.command = commandDead
-			g.report.Status = uint32(status)
+			g.report.Status = status
 			g.leftoversAt = time.Now().Add(leftoverPatience)
 		}
 	}

@@ -56,7 +56,7 @@ func (g *guardProcess) receive() bool {
 	if err != nil && g.pid != 0 {
 		g.releaseUntold(err) // of the previous command
 	}
-	var req startRequest
+	var req Config
 	if err != nil || k != msgStart || req.decode(body) != nil {
 		return false
 	}

@@ -133,7 +133,7 @@ func duplicate(socket syscall.Conn) (int, error) {
 //
 // A debugger can keep a killed guard from dying, and a dead one from being reaped. Then the tree is
 // killed all the same, and the guard is waited for, and named, like the rest.
-func (gs *Guards) finishFor(g *Guard, unkillable func(names string)) (killed int) {
+func (gs *Guards) finishFor(g *Guard, unkillable func(names string)) (killed int64) {
 	g.hangUp()
 	for pause := 100 * time.Microsecond; !g.tryReap() && pause < guardDies; pause *= 2 {
 		time.Sleep(pause)

@@ -54,7 +54,7 @@ func TestKillWithoutDescriptors(t *testing.T) {
 			c.Kill()
 			r := await(t, c)
 			assertDead(t, pids)
-			if r.Ending != child.ByOrder || r.Killed < len(pids) {
+			if r.Ending != child.ByOrder || int(r.Killed) < len(pids) {
 				t.Errorf("%+v, want at least %d killed", r, len(pids))
 			}
 		})

@@ -124,7 +124,7 @@ func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boo
 // request is the request to start.
 func (g *Guard) request(cfg Config) []byte {
 	cfg.KeepGuard = cfg.KeepGuard && g.guards.reusable()
-	return (&startRequest{cfg}).encode()
+	return cfg.encode()
 }
 
 // awaitStart reads the answer to a start request, or the rest of it.

@@ -21,7 +21,7 @@ type kind byte
 
 const (
 	// from pglead
-	msgStart  kind = 'S' // startRequest
+	msgStart  kind = 'S' // a Config
 	msgSignal kind = 'G' // int64: a signal for the command
 	msgKill   kind = 'K' // kill the tree
 	msgLost   kind = 'L' // the lock is lost: kill the tree, after the grace
@@ -108,24 +108,22 @@ func number(body []byte) int64 {
 	return int64(binary.BigEndian.Uint64(body))
 }
 
-// startRequest tells the guard what to start. It has the command's argv and environment, since ps
-// shows the guard's own arguments, and the guard's own environment is for its Go runtime.
-// GuardPatience does not go over the wire: only pglead needs it.
-type startRequest struct{ Config }
-
-// startNumbers are a request's fields of a fixed size.
+// startNumbers are the fields of a Config that have a fixed size.
 type startNumbers struct {
 	Deadline                                                      boottime.Instant
 	LostGrace, MostGrace, SocketLinger                            time.Duration
 	WaitForLeftovers, ReleaseEndsSession, SharesSocket, KeepGuard bool
 }
 
-func (r *startRequest) encode() []byte {
+// encode is a request to start. It has the command's argv and environment, since ps shows the
+// guard's own arguments, and the guard's own environment is for its Go runtime. GuardPatience does
+// not go over the wire: only pglead needs it.
+func (cfg *Config) encode() []byte {
 	b, _ := binary.Append(nil, binary.BigEndian, startNumbers{
-		r.Deadline, r.LostGrace, r.MostGrace, r.SocketLinger,
-		r.WaitForLeftovers, r.ReleaseEndsSession, r.SharesSocket, r.KeepGuard,
+		cfg.Deadline, cfg.LostGrace, cfg.MostGrace, cfg.SocketLinger,
+		cfg.WaitForLeftovers, cfg.ReleaseEndsSession, cfg.SharesSocket, cfg.KeepGuard,
 	})
-	for _, list := range [][]string{{r.Path, string(r.Release)}, r.Args, r.Env} {
+	for _, list := range [][]string{{cfg.Path, string(cfg.Release)}, cfg.Args, cfg.Env} {
 		b = binary.AppendUvarint(b, uint64(len(list)))
 		for _, s := range list {
 			b = binary.AppendUvarint(b, uint64(len(s)))
@@ -137,7 +135,7 @@ func (r *startRequest) encode() []byte {
 
 var errMalformed = errors.New("malformed message")
 
-func (r *startRequest) decode(b []byte) error {
+func (cfg *Config) decode(b []byte) error {
 	var n startNumbers
 	used, err := binary.Decode(b, binary.BigEndian, &n)
 	if err != nil {
@@ -145,7 +143,7 @@ func (r *startRequest) decode(b []byte) error {
 	}
 	b = b[used:]
 	var single []string
-	for _, list := range []*[]string{&single, &r.Args, &r.Env} {
+	for _, list := range []*[]string{&single, &cfg.Args, &cfg.Env} {
 		count, used := binary.Uvarint(b)
 		if used <= 0 || count > uint64(len(b)) {
 			return errMalformed
@@ -164,18 +162,16 @@ func (r *startRequest) decode(b []byte) error {
 	if len(single) != 2 || len(b) != 0 {
 		return errMalformed
 	}
-	r.Deadline, r.LostGrace, r.MostGrace, r.SocketLinger = n.Deadline, n.LostGrace, n.MostGrace, n.SocketLinger
-	r.WaitForLeftovers, r.ReleaseEndsSession, r.SharesSocket, r.KeepGuard = n.WaitForLeftovers, n.ReleaseEndsSession, n.SharesSocket, n.KeepGuard
-	r.Path, r.Release = single[0], []byte(single[1])
+	cfg.Deadline, cfg.LostGrace, cfg.MostGrace, cfg.SocketLinger = n.Deadline, n.LostGrace, n.MostGrace, n.SocketLinger
+	cfg.WaitForLeftovers, cfg.ReleaseEndsSession, cfg.SharesSocket, cfg.KeepGuard = n.WaitForLeftovers, n.ReleaseEndsSession, n.SharesSocket, n.KeepGuard
+	cfg.Path, cfg.Release = single[0], []byte(single[1])
 	return nil
 }
 
 // doneReport is the end of a tree as its guard has seen it.
 type doneReport struct {
-	Ending Ending
-	Status uint32 // the command's wait status
-	Killed int64  // processes that died of a signal, reaped after the decision to kill
-	Ready  int64  // 1: the guard awaits another request
+	Result
+	Ready int64 // 1: the guard awaits another request
 }
 
 func (d *doneReport) encode() []byte {

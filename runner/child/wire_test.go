@@ -11,12 +11,12 @@ import (
 )
 
 func TestStartRequestSurvivesTheWire(t *testing.T) {
-	for _, want := range []startRequest{
-		{Config: Config{Path: "/bin/true", Args: []string{"true"}, Env: []string{}, Release: []byte{}}},
-		{Config: Config{
+	for _, want := range []Config{
+		{Path: "/bin/true", Args: []string{"true"}, Env: []string{}, Release: []byte{}},
+		{
 			Path: "/bin/echo", Args: []string{"echo", "", "a\nb", "日本"}, Env: []string{"A=1", "B="}, Deadline: 1 << 60, LostGrace: 5, MostGrace: 4,
 			WaitForLeftovers: true, ReleaseEndsSession: true, KeepGuard: true, SocketLinger: 3, SharesSocket: true, Release: []byte("bye\x00"),
-		}},
+		},
 	} {
 		var wire bytes.Buffer
 		if err := writeMessage(&wire, msgStart, want.encode()); err != nil {
@@ -26,7 +26,7 @@ func TestStartRequestSurvivesTheWire(t *testing.T) {
 		if err != nil || k != msgStart {
 			t.Fatalf("read %c: %v", k, err)
 		}
-		var got startRequest
+		var got Config
 		if err := got.decode(body); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v became %+v, %v", want, got, err)
 		}
@@ -35,13 +35,13 @@ func TestStartRequestSurvivesTheWire(t *testing.T) {
 
 // FuzzDecode: whatever arrives, decoding neither panics nor invents anything.
 func FuzzDecode(f *testing.F) {
-	f.Add((&startRequest{Config: Config{Path: "/bin/true", Args: []string{"true"}, Env: []string{"A=1"}}}).encode())
-	f.Add((&doneReport{Ending: ByOrder, Status: 9, Killed: 3, Ready: 1}).encode())
+	f.Add((&Config{Path: "/bin/true", Args: []string{"true"}, Env: []string{"A=1"}}).encode())
+	f.Add((&doneReport{Result{Ending: ByOrder, Status: 9, Killed: 3}, 1}).encode())
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, body []byte) {
-		var req startRequest
+		var req Config
 		if req.decode(body) == nil {
-			var again startRequest
+			var again Config
 			if err := again.decode(req.encode()); err != nil || !reflect.DeepEqual(req, again) {
 				t.Errorf("%+v became %+v, %v", req, again, err)
 			}
