@@ -19,8 +19,7 @@ type notifier struct {
 	conn *net.UnixConn
 
 	mu    sync.Mutex
-	ready bool
-	said  string    // the last status
+	said  string    // the last status, or empty
 	until time.Time // until then this process is certainly not stuck
 }
 
@@ -78,14 +77,14 @@ func (n *notifier) alive(within time.Duration) {
 // node that stands by is up.
 func (n *notifier) status(text string) {
 	n.mu.Lock()
-	ready, same := n.ready, n.said == text
-	n.ready, n.said = true, text
+	before := n.said
+	n.said = text
 	n.mu.Unlock()
-	if same {
+	if text == before {
 		return
 	}
 	message := "STATUS=" + visible.Text(text)
-	if !ready {
+	if before == "" {
 		message = "READY=1\n" + message
 	}
 	n.send(message)

@@ -20,7 +20,6 @@ type outage struct {
 	mu      sync.Mutex
 	began   time.Time
 	back    time.Time // when the database began to answer again; zero while it is away
-	vain    int       // how many attempts have failed
 	said    []string  // the reasons in the log so far
 	reminds int
 	spoken  bool // the log has had a line since the database last answered
@@ -70,14 +69,14 @@ func (o *outage) away(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := time.Now()
-	if o.began.IsZero() || !o.back.IsZero() && now.Sub(o.back) >= outageApart {
-		o.began, o.vain, o.said, o.reminds, o.spoken = now, 0, nil, 0, false
+	first := o.began.IsZero() || !o.back.IsZero() && now.Sub(o.back) >= outageApart
+	if first {
+		o.began, o.said, o.reminds, o.spoken = now, nil, 0, false
 	}
 	o.back = time.Time{}
-	o.vain++
 	before := o.is
 	o.is = obstacleOf(err)
-	if o.vain == 1 && errors.As(err, new(*session.LostError)) {
+	if first && errors.As(err, new(*session.LostError)) {
 		return
 	}
 	reason, lasts := err.Error(), now.Sub(o.began)

@@ -94,9 +94,3 @@ func (n *naming) addLine(of lockkey.ID) {
 		n.lines[advisory.TicketClass(of)] = of
 	}
 }
-
-// line returns the lock in whose line this one is a ticket, or a ticket's mark, if it is one.
-func (n *naming) line(id lockkey.ID) (of lockkey.ID, known bool) {
-	of, known = n.lines[id.ClassID()]
-	return of, known
-}

@@ -115,7 +115,7 @@ func parseViews(rows session.Rows, of Sought) ([]View, error) {
 		}
 		v.Granted = v.Granted && !slices.Contains(of.Gates, v.ID)
 		key, slot, known := names.of(v)
-		if line, ticket := names.line(v.ID); ticket && !known {
+		if line, ticket := names.lines[v.ID.ClassID()]; ticket && !known {
 			if v.ID.Pair {
 				continue
 			}

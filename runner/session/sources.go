@@ -82,7 +82,7 @@ func (s *sources) config(dsn string) (*pgconn.Config, error) {
 	if slices.ContainsFunc(Hosts(cfg), presentsKey) {
 		s.key = tlsFile(dsn, "sslkey", "postgresql.key")
 	}
-	file := passwordFile(dsn)
+	file := namedFile(dsn, "passfile", "PGPASSFILE", ".pgpass")
 	if !readByOthers(file) {
 		return cfg, nil
 	}
@@ -159,9 +159,6 @@ func readByOthers(file string) bool {
 	info, err := os.Stat(file)
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o077 != 0
 }
-
-// passwordFile is the file that pgconn reads for a connection string.
-func passwordFile(dsn string) string { return namedFile(dsn, "passfile", "PGPASSFILE", ".pgpass") }
 
 // namedFile is the file that a parameter names, in the connection string or its service, or that
 // fromHome finds.
