@@ -80,9 +80,9 @@ func (s *sources) config(dsn string) (*pgconn.Config, error) {
 		return nil, err
 	}
 	if slices.ContainsFunc(Hosts(cfg), presentsKey) {
-		s.key = tlsFile(dsn, "sslkey", "postgresql.key")
+		s.key = namedFile(dsn, "sslkey", ".postgresql/postgresql.key")
 	}
-	file := namedFile(dsn, "passfile", "PGPASSFILE", ".pgpass")
+	file := namedFile(dsn, "passfile", ".pgpass")
 	if !readByOthers(file) {
 		return cfg, nil
 	}
@@ -106,9 +106,9 @@ func withoutTLSFiles(dsn string, cause error) (*pgconn.Config, error) {
 	if err == nil && !slices.ContainsFunc(Hosts(cfg), func(f *pgconn.FallbackConfig) bool { return f.TLSConfig != nil }) {
 		return cfg, nil
 	}
-	root, cert, key := tlsFile(dsn, "sslrootcert", "root.crt"), tlsFile(dsn, "sslcert", "postgresql.crt"), tlsFile(dsn, "sslkey", "postgresql.key")
+	cert, key := namedFile(dsn, "sslcert", ".postgresql/postgresql.crt"), namedFile(dsn, "sslkey", ".postgresql/postgresql.key")
 	for _, about := range []struct{ text, said string }{
-		{"unable to add CA to cert pool", fmt.Sprintf("sslrootcert: no certificate in %q", root)},
+		{"unable to add CA to cert pool", fmt.Sprintf("sslrootcert: no certificate in %q", namedFile(dsn, "sslrootcert", ".postgresql/root.crt"))},
 		{"failed to decode sslkey", fmt.Sprintf("sslkey: no key in %q", key)},
 		{"unable to load cert", fmt.Sprintf("load sslcert %q with sslkey %q: %s", cert, key, innermost(cause))},
 	} {
@@ -122,16 +122,11 @@ func withoutTLSFiles(dsn string, cause error) (*pgconn.Config, error) {
 // UnreadList is libpq's own list of revoked certificates, if there is one: pglead can't read it. (If
 // another is named, ParseDSN refuses that.)
 func UnreadList() string {
-	file := tlsFile("", "sslcrl", "root.crl")
+	file := namedFile("", "sslcrl", ".postgresql/root.crl")
 	if _, err := os.Stat(file); err != nil {
 		return ""
 	}
 	return file
-}
-
-// tlsFile is the file that a parameter, its variable or, without both, libpq's default names.
-func tlsFile(dsn, parameter, standard string) string {
-	return namedFile(dsn, parameter, "PG"+strings.ToUpper(parameter), filepath.Join(".postgresql", standard))
 }
 
 // presentsKey says whether a client's private key may be used for a host.
@@ -160,9 +155,9 @@ func readByOthers(file string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o077 != 0
 }
 
-// namedFile is the file that a parameter names, in the connection string or its service, or that
-// fromHome finds.
-func namedFile(dsn, parameter, variable, name string) string {
+// namedFile is the file that a parameter names, in the connection string or its service, or its
+// variable, or else libpq's default in the home directory.
+func namedFile(dsn, parameter, standard string) string {
 	if file, found := given(dsn, parameter); found {
 		return file
 	}
@@ -173,7 +168,7 @@ func namedFile(dsn, parameter, variable, name string) string {
 			}
 		}
 	}
-	return fromHome(variable, name)
+	return fromHome("PG"+strings.ToUpper(parameter), standard)
 }
 
 // serviceName is the service that a connection string or the environment names.
