@@ -81,11 +81,9 @@ func (o *outlet) flush(most time.Duration) {
 	if done == nil {
 		return
 	}
-	timer := time.NewTimer(most)
-	defer timer.Stop()
 	select {
 	case <-done:
-	case <-timer.C:
+	case <-time.After(most):
 	}
 }
 

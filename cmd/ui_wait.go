@@ -110,8 +110,7 @@ func (s *waitReport) keepStatus(ctx context.Context, backend uint32) {
 // show shows a text in the status line, and updates it until done.
 func (s *waitReport) show(done <-chan struct{}, text func() string) {
 	defer s.u.clearStatus(statusHidden)
-	tick := time.NewTicker(redraw)
-	defer tick.Stop()
+	tick := time.Tick(redraw)
 	for {
 		line := text()
 		select {
@@ -121,7 +120,7 @@ func (s *waitReport) show(done <-chan struct{}, text func() string) {
 			s.u.setStatus(visible.Text("pglead: " + s.u.key + ": " + line))
 		}
 		select {
-		case <-tick.C:
+		case <-tick:
 		case <-done:
 			return
 		}

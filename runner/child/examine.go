@@ -74,13 +74,9 @@ func tryGuard() checkup.Check {
 	}
 	<-c.Done()
 	found := false
-	for drained := false; !drained; {
-		select {
-		case e := <-c.Events():
-			found = found || e.Leftovers != "" // on a busy machine it may still be the shell, not yet sleep
-		default:
-			drained = true
-		}
+	for len(c.Events()) > 0 {
+		e := <-c.Events()
+		found = found || e.Leftovers != "" // on a busy machine it may still be the shell, not yet sleep
 	}
 	took := time.Since(began).Round(time.Millisecond)
 	switch result := c.Result(); {

@@ -114,10 +114,8 @@ func (s *Session) askOnce(ctx context.Context, r Request) (*roundTrip, error) {
 // awaitAnswer waits for as long as a holder's share of the lease. After that the server
 // counts as silent, even if its backend only waits for a lock, and the session ends.
 func (s *Session) awaitAnswer(ctx context.Context, rt *roundTrip) ([]Rows, error) {
-	silence := time.NewTimer(leasetime.HolderShare(s.cfg.Lease))
-	defer silence.Stop()
 	select {
-	case <-silence.C:
+	case <-time.After(leasetime.HolderShare(s.cfg.Lease)):
 		s.fail(ErrSilent)
 		return nil, s.EndError()
 	case <-rt.result:
