@@ -70,7 +70,6 @@ func (l *itemList) keep(from io.Reader) error {
 	return nil
 }
 
-// Close closes the copy.
 func (l *itemList) Close() {
 	if file, ok := l.copy.(io.Closer); ok {
 		_ = file.Close()

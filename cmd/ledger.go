@@ -21,7 +21,6 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// ledgerFlags are the flags of all actions on a ledger.
 type ledgerFlags struct {
 	lookFlags
 	keep           int

@@ -67,7 +67,6 @@ func unreadable(err error) bool {
 	return errors.As(err, new(*ledger.LockedError)) || session.Undefined(err) || session.HasCode(err, session.InsufficientPrivilege)
 }
 
-// pausesOf are the pauses of the locks.
 func pausesOf(locks []*inspect.Lock) (pauses []*inspect.Pause) {
 	for _, l := range locks {
 		if l.Paused != nil {

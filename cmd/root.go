@@ -78,7 +78,6 @@ func wantsJSON(args []string) bool {
 	return format == "json"
 }
 
-// isCommand says whether a command has this name.
 func isCommand(name string) bool {
 	return slices.ContainsFunc(commands(), func(c command) bool { return c.name == name })
 }

@@ -57,7 +57,6 @@ type ui struct {
 	awayReason, awayStill string
 }
 
-// newUI is a ui that writes to w.
 func newUI(w io.Writer) *ui {
 	u := &ui{w: w}
 	u.level.Set(slog.LevelWarn)
@@ -65,7 +64,6 @@ func newUI(w io.Writer) *ui {
 	return u
 }
 
-// newStderrUI is a ui that writes to standard error.
 func newStderrUI() *ui {
 	out := &outlet{w: descriptor(unix.Stderr)}
 	u := newUI(out)
@@ -268,7 +266,6 @@ func (u *ui) makeRoom() []byte {
 	return []byte("\r" + eraseRest)
 }
 
-// isTerminal says whether a file is a terminal.
 func isTerminal(f *os.File) bool {
 	_, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
 	return err == nil

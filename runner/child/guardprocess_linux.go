@@ -48,7 +48,6 @@ func loosenTimers() (before string, restore func()) {
 	}
 }
 
-// setSlack sets the calling thread's slack.
 func setSlack(slack string) {
 	if ns, err := strconv.Atoi(slack); err == nil {
 		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(ns), 0, 0, 0)

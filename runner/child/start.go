@@ -121,7 +121,6 @@ func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boo
 	return pid, born, err
 }
 
-// request is the request to start.
 func (g *Guard) request(cfg Config) []byte {
 	cfg.KeepGuard = cfg.KeepGuard && g.guards.reusable()
 	return cfg.encode()

@@ -129,7 +129,6 @@ func parseViews(rows session.Rows, of Sought) ([]View, error) {
 	return views, nil
 }
 
-// parseView reads one row.
 func parseView(row []string) (View, error) {
 	if len(row) != 17 {
 		return View{}, session.NotPostgreSQL()

@@ -103,7 +103,6 @@ func (s *Session) askInEncoding(ctx context.Context, r Request) (*roundTrip, err
 	return rt, err
 }
 
-// noteLack notes a character that the server lacks.
 func (s *Session) noteLack(char string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

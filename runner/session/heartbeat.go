@@ -76,7 +76,6 @@ func (s *Session) StartHeartbeat() {
 	})
 }
 
-// beats says whether the heartbeat was started.
 func (s *Session) beats() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
