@@ -88,9 +88,9 @@ func KillUnlisted(pid int) {
 // reaped before, and returns the status of that command.
 func ReapAfter(command int, status unix.WaitStatus) unix.WaitStatus {
 	g := guardProcess{commandTree: newCommandTree()}
-	g.pid, g.command, g.report.Status = command, commandDead, uint32(status)
+	g.pid, g.command, g.report.Status = command, commandDead, status
 	g.reapChildren()
-	return unix.WaitStatus(g.report.Status)
+	return g.report.Status
 }
 
 // SignalBelow signals a process that was listed as the child of a parent.

@@ -123,7 +123,7 @@ func TestGuardKilled(t *testing.T) {
 	}
 	r := await(t, c)
 	assertDead(t, pids)
-	if r.Ending != child.GuardDied || r.Killed < len(pids) {
+	if r.Ending != child.GuardDied || int(r.Killed) < len(pids) {
 		t.Errorf("%+v, want GuardDied, and at least %d killed", r, len(pids))
 	}
 	if err := unix.Kill(bystander.Process.Pid, 0); err != nil {
