@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/child"
 )
 
@@ -49,5 +50,34 @@ func TestSubgroups(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestGroupOfScript: a script without #!, which a shell runs, is in a control group like any other
+// command.
+func TestGroupOfScript(t *testing.T) {
+	skipWithoutGroup(t)
+	dir := t.TempDir()
+	script, file := filepath.Join(dir, "script"), filepath.Join(dir, "group")
+	if err := os.WriteFile(script, []byte("grep ^0: /proc/self/cgroup >"+file), 0o700); err != nil { //nolint:gosec // it is executed
+		t.Fatal(err)
+	}
+	c, err := newGuard(t, nil).StartCommand(t.Context(), child.Config{Path: script, Args: []string{script}, Env: []string{"PATH=" + os.Getenv("PATH")}, Deadline: far()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, c)
+	if group, err := os.ReadFile(file); err != nil || !strings.Contains(string(group), "/pglead-") {
+		t.Errorf("it is in %q; %v", group, err)
+	}
+}
+
+// skipWithoutGroup skips a test where no guard may make a control group.
+func skipWithoutGroup(t *testing.T) {
+	t.Helper()
+	for _, c := range child.Examine() {
+		if c.Name == "cgroup" && c.Status != checkup.OK {
+			t.Skip("NOT TESTED: the control group of a command, since a guard may not make one here")
+		}
 	}
 }

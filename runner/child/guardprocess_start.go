@@ -32,7 +32,7 @@ func (g *guardProcess) start() (started bool) {
 	g.resetStop()
 	born := boottime.Now()
 	var err error
-	if g.pid, err = g.execute(&syscall.ProcAttr{Env: g.req.Env, Files: []uintptr{0, 1, 2}, Sys: g.attributes()}); err != nil {
+	if g.pid, err = g.execute(); err != nil {
 		errno := syscall.EINVAL
 		_ = errors.As(err, &errno)
 		g.refuse(int64(errno), born)
@@ -95,11 +95,11 @@ func (g *guardProcess) attributes() *syscall.SysProcAttr {
 }
 
 // execute starts the command, if possible in its control group.
-func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
+func (g *guardProcess) execute() (pid int, err error) {
+	attr := &syscall.ProcAttr{Env: g.req.Env, Files: []uintptr{0, 1, 2}, Sys: g.attributes()}
 	if g.cgroupDir != nil {
 		setCgroup(attr.Sys, g.cgroupDir)
-		pid, err := syscall.ForkExec(g.req.Path, g.req.Args, attr)
-		if err == nil {
+		if pid, err = g.fork(attr); err == nil {
 			return pid, nil
 		}
 		// The kernel may have refused only the group: try without it.
@@ -108,6 +108,10 @@ func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 		removeCgroup(g.cgroup)
 		g.cgroup, g.cgroupDir, g.cgroupKill = "", nil, -1
 	}
+	return g.fork(attr)
+}
+
+func (g *guardProcess) fork(attr *syscall.ProcAttr) (pid int, err error) {
 	pid, err = syscall.ForkExec(g.req.Path, g.req.Args, attr)
 	if errors.Is(err, syscall.ENOEXEC) {
 		// The shell runs a script without #!, as with execvp(3).

@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 )
@@ -71,11 +70,7 @@ func TestKernelKills(t *testing.T) {
 // TestGroupOfUnused: of a guard that never has a command no control group is left, whether pglead closes
 // it or is killed.
 func TestGroupOfUnused(t *testing.T) {
-	for _, c := range child.Examine() {
-		if c.Name == "cgroup" && c.Status != checkup.OK {
-			t.Skip("NOT TESTED: the control group of a guard without a command, which may not make one here")
-		}
-	}
+	skipWithoutGroup(t)
 	groupOf := func(guard int) (group string) {
 		testserver.Eventually(t, "the guard has a group", func() bool {
 			environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", guard))
