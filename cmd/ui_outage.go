@@ -33,11 +33,12 @@ type obstacle struct {
 }
 
 // obstacleOf says what is in the way: a database that is away, is full, rejects this role
-// or is no primary, or its ledger or its standbys.
+// or is no primary, or its ledger, its standbys or this host.
 func obstacleOf(err error) obstacle {
 	e, known := errors.AsType[*session.Error](err)
 	switch {
-	case errors.As(err, new(*lock.LedgerError)), errors.As(err, new(*ledger.FencedError)), errors.Is(err, session.ErrUnconfirmed):
+	case errors.As(err, new(*lock.LedgerError)), errors.As(err, new(*ledger.FencedError)), errors.Is(err, session.ErrUnconfirmed),
+		!known && !session.Passing(err): // as where no guard can be started
 		return obstacle{"the command can't start yet", "the command still can't start", "the command could not start", ""}
 	case known && e.Kind == session.Denied:
 		return obstacle{

@@ -148,6 +148,13 @@ func TestOutage(t *testing.T) {
 		said("")
 		o.answers()
 
+		// This host can't start a guard. That says nothing of the database.
+		time.Sleep(time.Hour)
+		o.away(errors.New("start the guard process: resource temporarily unavailable"))
+		said("pglead: k: the command can't start yet: start the guard process: resource temporarily unavailable\n")
+		o.answers()
+		said("")
+
 		// Each attempt has another reason.
 		time.Sleep(time.Hour)
 		for i := range 100 {
