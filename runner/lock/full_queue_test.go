@@ -3,7 +3,9 @@ package lock_test
 import (
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/ledger"
@@ -57,4 +59,31 @@ func TestFullQueue(t *testing.T) {
 		t.Errorf("without a wait: kind %d, %v", kindOf(err), err)
 	}
 	acquire(t, cfg) // the queue is free again
+}
+
+// TestWordTimesOut: the announcement of an end waits for another session's NOTIFY for longer than a
+// holder's session may wait for a lock. The error's code is that of a wait for arriving waiters,
+// which costs nobody anything, but the holder warns of this one.
+func TestWordTimesOut(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	var armed atomic.Bool
+	holder := contend(t, config(t, newSlowRelay(t, server, func(sql string) string {
+		if armed.Load() && strings.Contains(sql, "pg_notify") {
+			return "DO $$BEGIN RAISE EXCEPTION USING ERRCODE = 'lock_not_available', MESSAGE = 'it took too long'; END$$"
+		}
+		return sql
+	}), exclusive(7)))
+	held := holder.held(t)
+	next := config(t, server.DSN("postgres"), exclusive(7))
+	next.LockDelay = time.Second // it hears no end
+	waiter := contend(t, next)
+	inLine(t, server, id(7), 1)
+	armed.Store(true)
+	release(t, held)
+	held.Close()
+	if said := holder.said(); !slices.Equal(said, []string{"unheard"}) || !strings.Contains(holder.texts[0], "it took too long (55P03)") {
+		t.Errorf("the holder says %v: %s", said, holder.texts)
+	}
+	release(t, waiter.held(t))
 }

@@ -148,7 +148,7 @@ func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err err
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
 	case h.onlyLedgerFailed(err, answers):
 		h.handleRejectedRecord(ctx, err)
-	case err != nil && !h.isArrivalTimeout(err):
+	case err != nil && !h.isArrivalTimeout(err, answers):
 		h.warnUnannounced(err)
 	case err == nil && !h.cfg.Session.Quorum:
 		h.checkRecorded(answers)

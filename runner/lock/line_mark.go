@@ -147,8 +147,8 @@ func (h *Held) awaitArrivalsQuery() (query []string) {
 	return selectQuery(columns)
 }
 
-// isArrivalTimeout says whether an error is that of awaitArrivalsQuery: it took too long, or the
-// server has no memory for one more lock.
-func (h *Held) isArrivalTimeout(err error) bool {
-	return session.AnsweredError(err) != nil && session.HasCode(err, session.LockNotAvailable, session.OutOfMemory) && len(h.awaitArrivalsQuery()) > 0
+// isArrivalTimeout says whether a release's error is that of awaitArrivalsQuery, whose answer is the
+// first: it took too long, or the server has no memory for one more lock.
+func (h *Held) isArrivalTimeout(err error, answers []session.Rows) bool {
+	return session.HasCode(err, session.LockNotAvailable, session.OutOfMemory) && len(h.awaitArrivalsQuery()) > 0 && len(answers[0]) == 0
 }
