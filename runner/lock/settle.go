@@ -92,10 +92,12 @@ func (b *bid) waitOut(ctx context.Context, delay time.Duration) error {
 			return err
 		}
 	}
-	if v := b.verdictOnAll(b.got.Locks); v.Delay == 0 {
-		b.got.verdict = v
+	now := b.verdictOnAll(b.got.Locks)
+	if now.Delay == 0 {
+		b.got.verdict = now
 		return nil
 	}
+	delay = min(delay, now.Delay)
 	if err := b.beginDelay(ctx, delay); err != nil {
 		return err
 	}

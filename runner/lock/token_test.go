@@ -162,3 +162,22 @@ func TestTokensGrowAcrossModes(t *testing.T) {
 		release(t, h)
 	}
 }
+
+// TestOlderThanItSeemed: a first try finds a server that seems to have come up just now, and then
+// learns that it is older. The delay is the rest of the lock-delay.
+func TestOlderThanItSeemed(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, newSlowRelay(t, server, func(sql string) string {
+		if strings.Contains(sql, "logical replication launcher") {
+			return fmt.Sprintf("SELECT %f", (longDelay - time.Second).Seconds())
+		}
+		return sql
+	}), exclusive(7))
+	cfg.PrivateServer = false // so that the server's age counts
+	c := contend(t, cfg)
+	release(t, c.held(t))
+	if !strings.HasSuffix(c.texts[0], "the command starts within 1s") || len(c.texts) != 1 {
+		t.Errorf("it says %q", c.texts)
+	}
+}
