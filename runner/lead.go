@@ -15,7 +15,7 @@ type Restart string
 // The values of Restart.
 const (
 	RestartAlways    Restart = "always"
-	RestartOnFailure Restart = "on-failure" // unless its exit status is 0
+	RestartOnFailure Restart = "on-failure" // unless it ended by itself with status 0
 	RestartNever     Restart = "never"
 )
 

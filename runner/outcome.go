@@ -109,8 +109,7 @@ func mayHaveRun(err error) bool {
 // before the command has ended.
 type Asked uint8
 
-// ByTimeout decides how the run counts, whoever else has asked. With the others it counts as
-// stopped, and of these only BySignal always ends lead.
+// If ByTimeout is among them, the run counts as timed out, and otherwise as stopped.
 const (
 	ByTimeout  Asked = 1 << iota
 	BySignal         // this process was asked to end

@@ -87,7 +87,7 @@ type command interface {
 //	     guardProcess.obey                  begins that
 //	     guardProcess.checkTime             the guard's own alarm, in case this process is stopped
 //	     guardProcess.terminate, killRound  SIGTERM, if there is a grace; SIGKILL, in rounds
-//	     Child.killGuard, Guards.finishFor  if the guard is too slow, pglead kills in its place
+//	     Child.killGuard, killInPlaceOf     if the guard is too slow, pglead kills in its place
 //	     guardProcess.untilDead             the guard reports that all are reaped
 //	     Child.listen                       closes Done
 //	     conclude                           turns that into a LockLostError

@@ -1,6 +1,7 @@
-// Package advisory defines every advisory lock that pglead takes, and writes the SQL that tries
-// for, waits for, probes and frees such locks, or finds them in pg_locks (rows.go). It sends
-// nothing: each function whose name ends in SQL returns an SQL expression.
+// Package advisory defines the advisory locks that pglead takes (the ledger's functions take others
+// for themselves: marker_1 in package ledger), and writes the SQL that tries for, waits for, probes
+// and frees such locks, or finds them in pg_locks (rows.go). It sends nothing: each function whose
+// name ends in SQL returns an SQL expression.
 //
 // These locks belong to the lock L of a key. Their numbers are derived from that of L, whichever
 // scheme that comes from. Only L itself keeps the promise; the others are for order and speed.

@@ -154,7 +154,7 @@ func (c *Child) listen() {
 			if c.late.Load() {
 				c.result.Ending, c.result.Status = GuardLate, unix.WaitStatus(unix.SIGKILL)
 			}
-			c.result.Killed = c.guard.guards.finishFor(c.guard, func(names string) { c.offer(Event{Unkillable: names}) })
+			c.result.Killed = c.guard.guards.killInPlaceOf(c.guard, func(names string) { c.offer(Event{Unkillable: names}) })
 			close(c.done)
 			return
 		}

@@ -173,7 +173,7 @@ func (g *Guard) hangUp() {
 	}
 }
 
-// kill kills the guard itself. Then the kernel kills the command, and finishFor does the
+// kill kills the guard itself. Then the kernel kills the command, and killInPlaceOf does the
 // rest.
 func (g *Guard) kill() {
 	g.mu.Lock()

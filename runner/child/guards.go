@@ -127,13 +127,13 @@ func duplicate(socket syscall.Conn) (int, error) {
 	return fd, dupErr
 }
 
-// finishFor does the rest of the work of a guard that was killed: the kernel has killed the
+// killInPlaceOf does the rest of the work of a guard that was killed: the kernel has killed the
 // command, and this process has inherited what was below it. It returns how many processes it
 // reaped. It calls unkillable with the names of the processes that SIGKILL doesn't reach.
 //
 // A debugger can keep a killed guard from dying, and a dead one from being reaped. Then the tree is
 // killed all the same, and the guard is waited for, and named, like the rest.
-func (gs *Guards) finishFor(g *Guard, unkillable func(names string)) (killed int64) {
+func (gs *Guards) killInPlaceOf(g *Guard, unkillable func(names string)) (killed int64) {
 	g.hangUp()
 	for pause := 100 * time.Microsecond; !g.tryReap() && pause < guardDies; pause *= 2 {
 		time.Sleep(pause)

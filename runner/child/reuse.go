@@ -10,7 +10,7 @@ package child
 //	guardProcess.firstInstants   the command was dead within 20 ms, and nothing else happened
 //	guardProcess.untilDead       it exited, and nothing of it is left; the report says Ready
 //	Child.handOn                 pglead has sent no order that would reach the next command
-//	Child.ReusableGuard                  pglead takes the guard from the Child for the next command
+//	Child.ReusableGuard          pglead takes the guard from the Child for the next command
 //	guardProcess.receive         the next command begins anew, with a deadline of its own
 //
 // Such commands run in the guard's session, each in a group of its own (guardProcess.start).

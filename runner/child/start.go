@@ -40,8 +40,8 @@ var (
 )
 
 // StartCommand makes the guard start the command, and returns when the command runs. The caller
-// must not use the guard any more, with or without an error; Child.ReusableGuard may return it for another
-// command. Errors are
+// must not use the guard any more, with or without an error; Child.ReusableGuard may return it for
+// another command. Errors are
 //
 //	*LookupError    the command can't be executed
 //	ErrTooLate      the lease was over before
@@ -66,7 +66,7 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 	case err != nil:
 		// The guard may have died, or been stopped, after it started the command.
 		g.kill()
-		g.guards.finishFor(g, func(string) {})
+		g.guards.killInPlaceOf(g, func(string) {})
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = errGuardSilent
 			if ctx.Err() != nil {

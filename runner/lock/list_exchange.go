@@ -133,7 +133,7 @@ type exchange struct {
 //
 //	released  tried    the locks to release  those to try for
 //	nil       nil      are free              those items that are Granted can be settled
-//	nil       error    are free              the exchange has tried to free them
+//	nil       error    are free              are free, too, or the list has to end
 //	error     error    the session may still hold any of them, until it ends
 func (x exchange) do(ctx context.Context) (released, tried error) {
 	queries := append(x.wordsQuery(), x.freeAndTryQuery())
