@@ -94,6 +94,33 @@ func TestRunMeanwhile(t *testing.T) {
 	}
 }
 
+// TestFailedElsewhere: an item that has failed elsewhere is left out or, with --wait, put off until the
+// list comes back to it.
+func TestFailedElsewhere(t *testing.T) {
+	server := testserver.Start(t, nil)
+	for _, tt := range []struct {
+		wait      time.Duration
+		returning bool
+		skipped   bool
+		want      Tally
+	}{
+		{0, false, true, Tally{Done: 1}},
+		{lock.Forever, false, true, Tally{Held: 1}},
+		{lock.Forever, true, false, Tally{}},
+	} {
+		locking := lockOn(t, server)
+		locking.Wait = tt.wait
+		w, j := workerOn(t, locking, 1)
+		w.returning = tt.returning
+		w.hear(id(1), false)
+		skipped, err := w.skipIfRun(t.Context(), j)
+		if skipped != tt.skipped || err != nil || w.tally != tt.want || len(w.comeBack) != tt.want.Held {
+			t.Errorf("%+v: skipped %v, %v; %+v, %d to come back to", tt, skipped, err, w.tally, len(w.comeBack))
+		}
+		w.giveBack(j)
+	}
+}
+
 // levels are the levels of what was logged.
 type levels struct {
 	slog.Handler

@@ -29,8 +29,9 @@ const index = `
 supervise_scenes    lock and command together: what happens, in virtual time
 supervise_orders    the same, with all that may happen in every order
 linger              --min-hold
+hooks               shell commands for alarms
 signals             signals while no command runs
-unstarted           a session that is lost before the command starts
+unstarted           a session that is lost before the command starts, or at the release
 each                lists
 each_alive          what a list tells the watchdog
 each_canceled       a list of which somebody cancels a query

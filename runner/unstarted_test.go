@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -119,6 +120,28 @@ func TestSignalAfterLoss(t *testing.T) {
 	outcome, err := p.runOnce(cfg, lock.NewCandidate(cfg.Lock))
 	if err == nil || !strings.Contains(err.Error(), "terminating connection") || outcome.Asked != BySignal {
 		t.Errorf("asked by %v; %v", outcome.Asked, err)
+	}
+}
+
+// TestLostAtRelease: if the lock can't be released, the hook for a loss is called, and not the one for
+// a release.
+func TestLostAtRelease(t *testing.T) {
+	server := testserver.Start(t, nil)
+	p, signals := signalsTo(t)
+	cfg := Config{Lock: lockOn(t, server), Hooks: Hooks{Lost: "echo $PGLEAD_EVENT: $PGLEAD_REASON >>$FILE", Released: "echo $PGLEAD_EVENT >>$FILE"}}
+	file := filepath.Join(t.TempDir(), "said")
+	cfg.Env = []string{"PATH=" + os.Getenv("PATH"), "FILE=" + file}
+	held, err := lock.NewCandidate(cfg.Lock).Acquire(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	terminateAll(t, server)
+	r := &run{process: p, cfg: cfg, log: cfg.Lock.Log, held: held, signals: signals}
+	r.afterRelease(held.Release(t.Context()))
+	p.awaitHooks(cfg.Lock.Observer)
+	if said, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(said), "lost: ") || !strings.Contains(string(said), "57P01") || strings.Count(string(said), "\n") != 1 {
+		t.Errorf("the hooks say %q, %v", said, err)
 	}
 }
 

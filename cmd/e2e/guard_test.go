@@ -289,10 +289,11 @@ func TestStoppedGuardStartsNothing(t *testing.T) {
 
 // TestStoppedPgleadHoldsNothingUp: a command that is stopped again and again has
 // its guard say so to a pglead that is stopped, too, until the socket is full. The
-// guard kills at the deadline all the same.
+// guard kills at the deadline all the same, and a pglead that is woken hears of it.
 func TestStoppedPgleadHoldsNothingUp(t *testing.T) {
 	const lease = 9 * time.Second
-	holder := command(t, "run", "--key", "stopped pglead", "--lease", "9s", "--", "sh", "-c", "echo $$; exec sleep 1000")
+	holder, said := command(t, "run", "--key", "stopped pglead", "--lease", "9s", "--", "sh", "-c", "echo $$; exec sleep 1000"), &lockedBuffer{}
+	holder.Stderr = said
 	line, _ := start(t, holder)
 	job, err := strconv.Atoi(line)
 	if err != nil {
@@ -312,6 +313,12 @@ func TestStoppedPgleadHoldsNothingUp(t *testing.T) {
 	if took, most := time.Since(stopped), leasetime.DeadAfter(lease, 0); took > most {
 		t.Errorf("the command was dead %v after its pglead was stopped, more than %v", took, most)
 	}
+	_ = holder.Process.Signal(syscall.SIGCONT)
+	_ = holder.Wait()
+	if code := holder.ProcessState.ExitCode(); code != 76 {
+		t.Errorf("status %d, want 76", code)
+	}
+	says(t, said.String(), `pglead: "stopped pglead": the lock in .* was lost .*; the command \(process \d+\) was killed\n`)
 }
 
 // TestStoppedPgleadLosesTheLock: who waits has the lock of a pglead that is stopped by

@@ -88,6 +88,7 @@ func TestUnkillable(t *testing.T) {
 	if !eventually(func() bool { return exists(dir + "/started") }) {
 		t.Errorf("never starts: %s", &said)
 	}
+	guard := guardOf(t, cmd.Process.Pid)
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Error(err)
 	}
@@ -95,6 +96,10 @@ func TestUnkillable(t *testing.T) {
 		return strings.Contains(said.String(), "these processes can't be killed, and the lock stays held while they live: cat (")
 	}) {
 		t.Errorf("not reported: %s", &said)
+	}
+	const late = 2 * time.Second // so much after its order pglead kills a guard that has not said why it takes so long
+	if time.Sleep(late); dead(guard) {
+		t.Error("the guard is killed, though it has reported what it can't kill")
 	}
 	outlives(t, cmd, pipe)
 }

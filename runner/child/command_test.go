@@ -131,6 +131,16 @@ func TestScriptWithoutInterpreterLine(t *testing.T) {
 	}
 }
 
+// TestTooLarge: what is more than a guard takes is refused, and no guard is blamed for that.
+func TestTooLarge(t *testing.T) {
+	_, err := newGuard(t, nil).StartCommand(t.Context(), child.Config{
+		Path: "/bin/true", Args: []string{"true", strings.Repeat("x", 17<<20)}, Deadline: far(),
+	})
+	if err == nil || err.Error() != "arguments and environment are too large" {
+		t.Errorf("it is started: %v", err)
+	}
+}
+
 // TestTooLate: a command is not started after the deadline, whether that had passed before the guard
 // was asked, or passed before the guard came to it.
 func TestTooLate(t *testing.T) {
