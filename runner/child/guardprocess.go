@@ -96,7 +96,7 @@ type commandTree struct {
 	// The process whose death the guard waits for: the command, and then one of its own children
 	// (watched).
 	pidfd   int // or -1
-	pidfdOf int
+	pidfdOf int // that child
 
 	// The tree:
 	tree     treeState

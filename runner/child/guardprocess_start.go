@@ -38,8 +38,6 @@ func (g *guardProcess) start() (started bool) {
 		g.refuse(int64(errno), born)
 		return false
 	}
-	g.pidfdOf = g.pid
-	g.resetStop = ignoreStop(unix.SIGTSTP)
 	if !g.leaveSession() {
 		return false
 	}
