@@ -52,8 +52,8 @@ type Config struct {
 	WaitForLeftovers bool
 
 	// Release is what the guard writes to the socket when the tree is dead and this
-	// process is gone. With ReleaseEndsSession it ends the connection, and the
-	// guard also writes it after the deadline has passed.
+	// process is gone. With ReleaseEndsSession, which takes a Release, it ends the
+	// connection, and the guard also writes it after the deadline has passed.
 	Release            []byte
 	ReleaseEndsSession bool
 

@@ -32,7 +32,7 @@ func (g *guardProcess) leaveSocket() {
 		// pglead is stopped, or the server is silent. endConnection ends the connection later. If
 		// it ended now, without a message, nobody could know yet that the holder was silent for
 		// long enough.
-		if g.req.ReleaseEndsSession && len(g.req.Release) > 0 {
+		if g.req.ReleaseEndsSession {
 			g.sendRelease()
 		}
 	case g.report.Ending == SocketClosed:
