@@ -80,7 +80,7 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 // which server answers.
 func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	cfg := s.cfg
-	cfg.Quorum, cfg.FirstTry = false, ""
+	cfg.Quorum = false
 	if !s.cfg.Quorum {
 		pg, err := connectToHold(ctx, cfg, &route{}, nil)
 		if err != nil {
