@@ -34,7 +34,7 @@ type worker struct {
 	queue  <-chan string
 	guard  *child.Guard // ready for a command, or nil
 	brief  bool         // the last command was brief, so its guard can have another one
-	upNext *string      // to try before the queue's: it was awaited, fetched too early, or its command still ran here
+	upNext *string      // to try before the queue's: it was awaited, or fetched too early
 }
 
 // loop works on the items in the queue until the queue is closed.
@@ -125,9 +125,8 @@ func (w *worker) swap(last, next *job) (tried error) {
 	return tried
 }
 
-// pick returns the next item to try. It returns nil if none is queued yet, or if the item is twice
-// in the list and its command still runs here. It skips items that another worker of this process
-// is at, and items that it knows to have been run.
+// pick returns the next item to try, or nil if none is queued yet. It skips items that this process is
+// at, and items that it knows to have been run.
 func (w *worker) pick(ctx context.Context) (*job, error) {
 	for ctx.Err() == nil {
 		item, ok := w.nextItem()
@@ -137,11 +136,7 @@ func (w *worker) pick(ctx context.Context) (*job, error) {
 		j := &job{
 			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64),
 		}
-		switch other := w.jobs.enter(j); {
-		case other != nil && other.worker == w: // the item is twice in the list, and its command still runs
-			w.upNext = &item
-			return nil, nil
-		case other != nil: // another worker of this process has it
+		if w.jobs.enter(j) != nil { // the item is twice in the list, and this process is at it
 			w.skip(j, alreadyDone)
 			continue
 		}
