@@ -28,7 +28,7 @@ command, lookup                 a command as it is found and started, its enviro
 kill, kill_linux, cgroup_linux  the end of the tree: kills, also without descriptors, the grace, leftovers, control groups
 pglead_gone_linux               pglead is killed, or stopped
 release_linux                   what a guard whose pglead is gone says to the server
-guard                           the socket, a guard that is killed or stopped, and what doctor examines
+guard, guard_linux              the socket, a guard that is killed or stopped, and what doctor examines
 reuse_linux                     one guard for many commands
 wire, guardprocess_tell         what pglead and the guard say to each other
 setup, export                   for all tests
