@@ -158,6 +158,25 @@ func TestSecondElsewhere(t *testing.T) {
 	}
 }
 
+// TestSecondAgain: a second session that is lost is closed before another one is opened.
+func TestSecondAgain(t *testing.T) {
+	database, err := pgconn.ParseConfig("host=/nosuch")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, second := answered(t, time.Hour, nil), answered(t, time.Hour, nil)
+	s.cfg.Database, s.second = database, second
+	second.fail(ErrSilent)
+	if _, err := s.Second(t.Context()); err == nil || !strings.Contains(err.Error(), "no server socket there") {
+		t.Errorf("opened: %v", err)
+	}
+	select {
+	case <-second.stop:
+	default:
+		t.Error("the lost one is left open")
+	}
+}
+
 // TestCommitMayHaveWaited: a commit counts as confirmed only if the names of the standbys were there all
 // the time, and as many standbys as they ask for have its position. Otherwise it is repeated or,
 // where no names are left, in vain.

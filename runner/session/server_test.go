@@ -310,6 +310,27 @@ func TestMuchInAll(t *testing.T) {
 	}
 }
 
+// TestSecondAtTheSameAddress: the second session goes where the first one went, though the host's name
+// leads elsewhere by now.
+func TestSecondAtTheSameAddress(t *testing.T) {
+	t.Parallel()
+	port := testserver.Port(t)
+	start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
+	cfg := config(t, fmt.Sprintf("host=db.example port=%s user=%s dbname=postgres", port, localpg.Superuser))
+	cfg.Transaction = true
+	address := "127.0.0.1"
+	cfg.Database.LookupFunc = func(context.Context, string) ([]string, error) { return []string{address}, nil }
+	s := openWith(t, cfg)
+	address = "127.0.0.2"
+	second, err := s.Second(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := second.Socket().RemoteAddr().String(); got != "127.0.0.1:"+port {
+		t.Errorf("the second session goes to %s", got)
+	}
+}
+
 // TestIdleSecond: the second session of a quorum outlives the lease, though nobody needs it yet.
 func TestIdleSecond(t *testing.T) {
 	t.Parallel()

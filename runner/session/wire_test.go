@@ -114,3 +114,19 @@ func TestUnasked(t *testing.T) {
 		<-asked
 	})
 }
+
+// TestOnce: what precedes the first heartbeat is not asked again.
+func TestOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSilent(t)
+		s.SetHeartbeat(Heartbeat{Request: Request{SQL: []string{"SELECT 'beat'"}}, Once: []string{"SELECT 'once'"}})
+		s.StartHeartbeat()
+		for _, want := range []string{"SELECT 'once'", "SELECT 'beat'", "SELECT 'beat'"} {
+			msg, err := s.server.Receive()
+			if asked, ok := msg.(*pgproto3.Query); err != nil || !ok || asked.String != want {
+				t.Fatalf("it asks %#v, %v, want %s", msg, err, want)
+			}
+			s.send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+		}
+	})
+}
