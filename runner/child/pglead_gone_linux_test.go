@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -13,11 +14,13 @@ import (
 	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
-// startPglead starts a process with a guard that has a command ("run") or none ("idle"). pid is the
-// command's, or the guard's.
-func startPglead(t *testing.T, what string) (pglead *exec.Cmd, pid int) {
+// startPglead starts a process with a guard that has a command ("run") or none ("idle").
+func startPglead(t *testing.T, what string) (pglead *exec.Cmd, guard, command int) {
 	t.Helper()
 	dir := t.TempDir()
+	if _, err := child.NewGuards(nil); err != nil { // the parent of orphans
+		t.Fatal(err)
+	}
 	pglead = exec.Command("/proc/self/exe", dir, what)
 	pglead.Env = append(os.Environ(), "CHILD_TEST_ROLE=pglead")
 	if err := pglead.Start(); err != nil {
@@ -26,8 +29,29 @@ func startPglead(t *testing.T, what string) (pglead *exec.Cmd, pid int) {
 	t.Cleanup(func() {
 		_ = pglead.Process.Kill()
 		_ = pglead.Wait()
+		for _, pid := range []int{guard, command} { // other tests reap all of this process's children
+			if pid == 0 {
+				continue
+			}
+			if t.Failed() { // it may live on
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+			_, _ = unix.Wait4(pid, nil, 0, nil)
+		}
 	})
-	return pglead, awaitRecords(dir, 1)[0]
+	pid := awaitRecords(dir, 1)[0]
+	if what == "idle" {
+		return pglead, pid, 0
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	if guard, err = strconv.Atoi(strings.Fields(rest)[1]); err != nil {
+		t.Fatal(err)
+	}
+	return pglead, guard, pid
 }
 
 // gone says whether a process is dead. Its parent may not have reaped it.
@@ -38,7 +62,7 @@ func gone(pid int) bool {
 
 // TestNoGraceAfterPglead: a command whose pglead is killed has no grace.
 func TestNoGraceAfterPglead(t *testing.T) {
-	pglead, command := startPglead(t, "run")
+	pglead, _, command := startPglead(t, "run")
 	if err := pglead.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -47,17 +71,7 @@ func TestNoGraceAfterPglead(t *testing.T) {
 
 // TestKernelKills: a command dies with its guard, also if pglead can't do anything.
 func TestKernelKills(t *testing.T) {
-	pglead, command := startPglead(t, "run")
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", command))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var state string
-	var guard int
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	if _, err := fmt.Sscan(rest, &state, &guard); err != nil {
-		t.Fatal(err)
-	}
+	pglead, guard, command := startPglead(t, "run")
 	if err := pglead.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +101,7 @@ func TestGroupOfUnused(t *testing.T) {
 	if g.Close(); isLeft(group) {
 		t.Errorf("%s is left", group)
 	}
-	pglead, guard := startPglead(t, "idle")
+	pglead, guard, _ := startPglead(t, "idle")
 	group = groupOf(guard)
 	if err := pglead.Process.Kill(); err != nil {
 		t.Fatal(err)
