@@ -120,11 +120,8 @@ func examineCgroup() checkup.Check {
 	return checkup.Okf("each command gets a group of its own, killed at one stroke")
 }
 
-// What pglead, its guard and a small command need.
-const (
-	fewFiles     = 64
-	fewProcesses = 64
-)
+// few is how many open files, and processes, pglead, its guard and a small command need.
+const few = 64
 
 func examineLimits() checkup.Check {
 	var files, processes unix.Rlimit
@@ -132,7 +129,7 @@ func examineLimits() checkup.Check {
 		return checkup.Notef("", "the limits are not known: %s", err)
 	}
 	seen := fmt.Sprintf("open files: %s; processes of this user: %s", limit(files.Cur), limit(processes.Cur))
-	if files.Cur < fewFiles || processes.Cur < fewProcesses && os.Geteuid() != 0 { // root is exempt
+	if files.Cur < few || processes.Cur < few && os.Geteuid() != 0 { // root is exempt
 		return checkup.Warningf("raise them: ulimit -n and -u, LimitNOFILE= and LimitNPROC= of systemd", "%s", seen)
 	}
 	return checkup.Okf("%s", seen)

@@ -144,10 +144,6 @@ func readProcess(pid int) (proc, bool) {
 	return p, err == nil
 }
 
-// unseen is the state of another user's process that /proc hides from this one (hidepid of
-// proc(5)).
-const unseen = '?'
-
 func isStopped(pid int) bool {
 	p, ok := readProcess(pid)
 	return ok && p.state == 'T'
@@ -173,7 +169,7 @@ func remains(skip []int) []proc {
 					break
 				}
 			} else if errors.Is(unix.Kill(pid, 0), unix.EPERM) {
-				found = append(found, proc{pid: pid, parent: os.Getpid(), state: unseen, name: "one that /proc hides"})
+				found = append(found, proc{pid: pid, parent: os.Getpid(), state: '?', name: "one that /proc hides"}) // from other users (hidepid of proc(5))
 			}
 		}
 	}
