@@ -139,27 +139,20 @@ func (d *diagnosis) text() string {
 	return b.String()
 }
 
-// The widths are for a terminal of 80 columns.
-const (
-	checkIndent = 20
-	textWidth   = 80 - checkIndent
-)
-
+// writeChecks writes for a terminal of 80 columns.
 func writeChecks(b *strings.Builder, heading string, checks []checkup.Check) {
 	b.WriteString(visible.Text(heading) + "\n")
+	write := func(margin, text string) {
+		for _, line := range wrap(visible.Text(text), pageWidth-len(margin)) {
+			b.WriteString(margin + line + "\n")
+			margin = strings.Repeat(" ", len(margin))
+		}
+	}
 	for _, c := range checks {
 		margin := fmt.Sprintf("  %-4s  %-10s  ", c.Status, c.Name)
-		for _, line := range wrap(visible.Text(c.Seen), textWidth) {
-			b.WriteString(margin + line + "\n")
-			margin = strings.Repeat(" ", checkIndent)
-		}
-		if c.Advice == "" {
-			continue
-		}
-		margin += "-> "
-		for _, line := range wrap(visible.Text(c.Advice), textWidth-3) {
-			b.WriteString(margin + line + "\n")
-			margin = strings.Repeat(" ", checkIndent+3)
+		write(margin, c.Seen)
+		if c.Advice != "" {
+			write(strings.Repeat(" ", len(margin))+"-> ", c.Advice)
 		}
 	}
 }
