@@ -24,17 +24,9 @@ func Docs(version, date string) (map[string]string, error) {
 		}
 	}
 	var bash, zsh, fish strings.Builder
-	if err := root.GenBashCompletionV2(&bash, true); err != nil {
-		return nil, err
-	}
-	if err := root.GenZshCompletion(&zsh); err != nil {
-		return nil, err
-	}
-	if err := root.GenFishCompletion(&fish, true); err != nil {
-		return nil, err
-	}
+	err := cmp.Or(root.GenBashCompletionV2(&bash, true), root.GenZshCompletion(&zsh), root.GenFishCompletion(&fish, true))
 	files["completions/pglead.bash"], files["completions/_pglead"], files["completions/pglead.fish"] = bash.String(), zsh.String(), fish.String()
-	return files, nil
+	return files, err
 }
 
 func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }

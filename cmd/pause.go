@@ -199,23 +199,21 @@ func (k ledgerKey) resume(ctx context.Context) (text string, err error) {
 // pausedText says what applies from now on, what applied before, and which runs continue
 // anyway.
 func pausedText(key string, before ledger.Pause, facts ledger.Facts) string {
-	text := printable(key) + ": "
-	var runs []string
-	for _, fact := range facts.List {
-		if fact.Last.Outcome == ledger.Running {
-			runs = append(runs, visible.Text(fact.Last.Host)+" runs on since "+ledger.Clock(fact.Last.Started, facts.Now))
-		}
-	}
-	if facts.Pause().Paused() {
-		text += "no start " + visible.Text(facts.Pause().String())
-	} else {
-		text += "the pause is over already"
+	text := printable(key) + ": the pause is over already"
+	if pause := facts.Pause(); pause.Paused() {
+		text = printable(key) + ": no start " + visible.Text(pause.String())
 	}
 	if before.Paused() {
 		text += "; replaces the pause " + visible.Text(before.String())
 	}
 	if !slices.ContainsFunc(facts.List, func(fact ledger.Fact) bool { return !fact.Last.Started.IsZero() || !fact.Before.Started.IsZero() }) {
 		text += "; no run of it is remembered"
+	}
+	var runs []string
+	for _, fact := range facts.List {
+		if fact.Last.Outcome == ledger.Running {
+			runs = append(runs, visible.Text(fact.Last.Host)+" runs on since "+ledger.Clock(fact.Last.Started, facts.Now))
+		}
 	}
 	if len(runs) > 0 {
 		text += "; " + strings.Join(runs, ", ")

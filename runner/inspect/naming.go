@@ -75,13 +75,12 @@ func (n *naming) locks(scheme lockkey.Scheme, key string, slots int) map[lockkey
 	}
 	locks[id] = 0
 	if slots > 0 {
-		for slot := range slots + 1 {
-			if id, err := scheme.Slot(key, slot); err == nil {
-				locks[id] = slot
-			}
-		}
 		if id, err = scheme.Gate(key); err != nil {
 			return locks
+		}
+		for slot := range slots + 1 {
+			id, _ := scheme.Slot(key, slot) // the scheme has a gate, so it has slots
+			locks[id] = slot
 		}
 	}
 	n.addLine(id)
