@@ -220,14 +220,8 @@ func TooOldError(version string) *Error {
 // majorVersion is the major version that the server reports at the login, as libpq's
 // PQserverVersion has it. A server that reports none counts as new enough.
 func majorVersion(pg *pgconn.PgConn) int {
-	version := pg.ParameterStatus("server_version")
-	if digits := strings.IndexFunc(version, func(r rune) bool { return r < '0' || r > '9' }); digits >= 0 {
-		version = version[:digits]
-	}
-	major, err := strconv.Atoi(version)
-	if err != nil {
-		return OldestMajor
-	}
+	major := OldestMajor
+	_, _ = fmt.Sscanf(pg.ParameterStatus("server_version"), "%d", &major) // such as 16beta1, or 15.4 (Debian 15.4-1)
 	return major
 }
 
