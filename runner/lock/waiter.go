@@ -144,12 +144,13 @@ func (w *waiter) standInLine(ctx context.Context) error {
 		w.actOnHeard()
 		w.actOnWatch()
 		now := time.Now()
+		if err := w.askRoles(ctx); err != nil {
+			return err
+		}
 		if w.turn.TriesBy(now) {
 			if granted, err := w.tryNow(ctx); err != nil || granted {
 				return err
 			}
-		} else if err := w.askRoles(ctx); err != nil {
-			return err
 		}
 		if now.Before(w.turn.LookAt) {
 			continue
@@ -197,9 +198,6 @@ func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
 		try = w.tryOften
 	}
 	w.tryLater()
-	if err := w.askRoles(ctx); err != nil {
-		return false, err
-	}
 	granted, err = try(ctx)
 	if err == nil && !granted && (burst || w.unknownHolder) {
 		w.turn.LookAt = time.Now()
