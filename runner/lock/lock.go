@@ -167,11 +167,3 @@ func (c Claim) String() string {
 	}
 	return strings.Join(list, ", ")
 }
-
-func idsOf(locks []advisory.Lock) []lockkey.ID {
-	var ids []lockkey.ID
-	for _, l := range locks {
-		ids = append(ids, l.ID)
-	}
-	return ids
-}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/describe"
@@ -39,13 +40,12 @@ const (
 
 // These end a query, after its own columns. The last three columns name a lock. The locks are from
 // the function behind the view pg_locks: a new backend takes three times as long for the view as
-// for the whole of this query. isOwn is the condition that this session holds the lock. A session
-// has locks in its own database only.
+// for the whole of this query. areOwn keeps those that this session holds. A session has locks
+// in its own database only.
 const (
 	lockColumns = "classid, objid, objsubid"
 	fromLocks   = "\nFROM pg_catalog.pg_lock_status()"
-	areAdvisory = "\nWHERE locktype = 'advisory' AND "
-	isOwn       = "granted AND pid = pg_catalog.pg_backend_pid()"
+	areOwn      = "\nWHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
 )
 
 // isListed says whether a row that ends with lockColumns shows this lock.
@@ -96,15 +96,17 @@ func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, columns ..
 		all = append(all, describe.ShowTokenSQL(cfg.Session.ApplicationName, tokenSQL, false))
 	}
 	all = append(all, columns...)
+	var ids []lockkey.ID
 	for _, l := range locks {
+		ids = append(ids, l.ID)
 		condition := "audience.listens"
 		if cfg.ofList {
-			condition = advisory.Among(idsOf([]advisory.Lock{l})) // only in this lock's row
+			condition = advisory.Among([]lockkey.ID{l.ID}) // only in this lock's row
 		}
 		all = append(all, fmt.Sprintf("CASE WHEN %s THEN %s END", condition, notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))))
 	}
-	own := isOwn + " AND " + advisory.Among(idsOf(locks)) // the session may have other locks, such as a ticket
-	return "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areAdvisory + own
+	// The session may have other locks, such as a ticket.
+	return "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areOwn + " AND " + advisory.Among(ids)
 }
 
 // noteDrawn notes what drawQuery returned.

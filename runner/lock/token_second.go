@@ -36,7 +36,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+fromLocks+areAdvisory+isOwn)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+fromLocks+areOwn)})
 	b.noteLeft()
 	if err != nil {
 		return b.cfg.rejected(err)
