@@ -115,7 +115,6 @@ func (w *waiter) awaitGrant(ctx context.Context) error {
 		if err := wait(ctx); err != nil {
 			return err
 		}
-		w.candidate.answered()
 	}
 	return nil
 }
