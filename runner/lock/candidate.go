@@ -222,7 +222,7 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	}
 	if cfg.Wait == 0 && p.hostsTried < others {
 		p.hostsTried++
-		c.returning = false // it is new there
+		c.returning, c.foundFull = false, false // it is new there
 		return nil
 	}
 	rest := p.next(c.front, err)
