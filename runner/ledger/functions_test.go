@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
 )
@@ -370,4 +371,15 @@ SELECT 7, 1, now() - interval '1 day' * n, n, now() - interval '1 day' * n, CASE
 	expect(t, "the last success is spared", query(t, server, "SELECT count(*), max(token) FROM pglead.run"), "5 30")
 	expect(t, "a key that doesn't come back", prune(t, owner, 12*time.Hour), "6")
 	expect(t, "an open run", query(t, server, "SELECT number FROM pglead.lock"), "8")
+}
+
+// TestTidies: some ends also tidy up, though a quiet server draws only odd tokens.
+func TestTidies(t *testing.T) {
+	tidy := 0
+	for i := range int64(64_000) {
+		tidy += len(ledger.End{Outcome: ledger.OK}.FinishColumns(lockkey.ID{Number: 7}, 1<<48+2*i+1, false, "off")) - 1
+	}
+	if tidy < 500 || tidy > 2000 {
+		t.Errorf("of 64,000 runs %d tidy up", tidy)
+	}
 }
