@@ -133,8 +133,8 @@ func readFactsOnce(ctx context.Context, on session.Connection, where string, mos
 	rows, err := on.Query(ctx, fmt.Sprintf(`SELECT l.number, l.sub, l.key, %s, %s, CASE WHEN open THEN cut IS NULL AND held END,
 	%s, %s, ok_host, paused_until > pg_catalog.now(), %s, paused_by, note, %s, pg_catalog.current_database()
 FROM (SELECT *, started IS NOT NULL AND ended IS NULL AS open, %s AS held FROM pglead.lock WHERE %s ORDER BY started DESC NULLS LAST LIMIT %d) AS l
-LEFT JOIN LATERAL (SELECT * FROM pglead.run AS r WHERE r.number = l.number AND r.sub = l.sub ORDER BY r.started DESC LIMIT 1) AS p
-	ON open OR p.token = 0 AND (l.started IS NULL OR p.started > l.started)
+LEFT JOIN LATERAL (SELECT * FROM pglead.run AS r WHERE r.number = l.number AND r.sub = l.sub AND `+begunSQL+` ORDER BY r.started DESC LIMIT 1) AS p
+	ON open OR l.outcome = 'stopped' AND l.status IS NULL OR p.token = 0 AND (l.started IS NULL OR p.started > l.started)
 ORDER BY l.started DESC NULLS LAST`,
 		entry("l"), entry("p"), epoch("ok_started"), epoch("ok_ended"), epoch("paused_until"), epoch("pg_catalog.now()"), heldSQL, where, most))
 	if err != nil {
@@ -151,7 +151,9 @@ ORDER BY l.started DESC NULLS LAST`,
 		case "f":
 			fact.Last.Outcome, fact.Last.Ended, vanished = Lost, time.Time{}, true
 		default:
-			if !fact.Before.Started.IsZero() { // Before is a later run, whose command was missing
+			// Before is a later run, whose command was missing, or the one before a start whose command
+			// never began.
+			if !fact.Before.Started.IsZero() || fact.Last.Outcome == Stopped && fact.Last.Status == nil {
 				fact.Last, fact.Before = fact.Before, Entry{ID: id, Key: key}
 			}
 		}

@@ -75,7 +75,7 @@ func readHistory(ctx context.Context, on session.Connection, past Past) (h Histo
 		where += " AND started > pg_catalog.now() - " + interval(past.Since)
 	}
 	rows, err := on.Query(ctx, fmt.Sprintf(`SELECT number, sub, key, %s, running, %s
-FROM (SELECT `+columns+`ended, outcome, status, NULL::boolean AS running FROM pglead.run WHERE %s
+FROM (SELECT `+columns+`ended, outcome, status, NULL::boolean AS running FROM pglead.run AS r WHERE %s AND `+begunSQL+`
 	UNION ALL
 	SELECT `+columns+`NULL, NULL, NULL, cut IS NULL AND `+heldSQL+` FROM pglead.lock
 	WHERE started IS NOT NULL AND ended IS NULL AND %s) AS r

@@ -36,6 +36,10 @@ const heldSQL = `((number, sub) IN (SELECT p.classid::bigint << 32 | p.objid::bi
 	WHERE p.locktype = 'advisory' AND p.granted AND p.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))
 	OR pg_catalog.pg_is_in_recovery())`
 
+// begunSQL is an SQL condition on a row r of pglead.run: its command has begun. A list gives back a
+// lock that it has taken ahead, and a run may be interrupted before its command. These are no runs.
+const begunSQL = "(r.outcome <> 'stopped' OR r.status IS NOT NULL)"
+
 // epoch is an SQL expression for microseconds since 1970, or the word infinity.
 func epoch(column string) string {
 	return "CASE WHEN pg_catalog.isfinite(" + column + ") THEN (extract(epoch FROM " + column + ") * 1000000)::bigint::text ELSE " + column + "::text END"

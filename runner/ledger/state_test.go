@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
 )
 
@@ -87,4 +88,35 @@ func TestNonsense(t *testing.T) {
 	if err != nil || len(facts.List) != 1 || facts.List[0].Pause.Paused() || facts.List[0].Last.Waited != 0 {
 		t.Errorf("%+v, %v", facts, err)
 	}
+}
+
+// TestUnbegun: a start that was given back before its command began is no run.
+func TestUnbegun(t *testing.T) {
+	server := remembering(t, nil)
+	a := connect(t, server, "cron")
+	unbegun := func() {
+		s := of(token(t, a))
+		s.sure = true
+		expect(t, "a start", run(t, a, s.rest()), "started")
+		run(t, a, finish(7, s.token, "stopped"))
+	}
+	remembered := func(runs int, last ledger.Outcome) {
+		t.Helper()
+		past, err := ledger.ReadHistory(t.Context(), asking(a), ledger.Past{Key: "seven", IDs: []lockkey.ID{{Number: 7}}, Most: 10})
+		if err != nil || len(past.Runs) != runs {
+			t.Errorf("the history: %+v, %v", past, err)
+		}
+		facts, err := ledger.FactsMatching(t.Context(), asking(a), nil, 10)
+		if err != nil || len(facts.List) != 1 || facts.List[0].Last.Outcome != last || facts.List[0].Last.Started.IsZero() != (last == "") {
+			t.Errorf("the facts: %+v, %v", facts, err)
+		}
+	}
+	run(t, a, "SELECT pg_advisory_lock(7)")
+	unbegun()
+	remembered(0, "")
+	s := of(token(t, a))
+	expect(t, "a run", run(t, a, s.rest()), "started")
+	run(t, a, finish(7, s.token, "ok"))
+	unbegun()
+	remembered(1, ledger.OK)
 }
