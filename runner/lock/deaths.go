@@ -3,6 +3,7 @@ package lock
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -60,7 +61,7 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 	if !h.owes() {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, LateMost)
+		ctx, cancel = context.WithTimeoutCause(ctx, LateMost, errTooLate)
 		defer cancel()
 	}
 	announceDeaths(ctx, !h.cfg.ofList, h)
@@ -70,7 +71,7 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 // a session that announced a start and was given up before its command started. It does so even
 // after a signal. It announces no more than giveBackQueries.
 func (w *waiter) reportUnstarted(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), LateMost)
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), LateMost, errTooLate)
 	defer cancel()
 	announceDeaths(ctx, w.got.mayAnnounceEnd(), w.got)
 }
@@ -88,7 +89,7 @@ func announceDeaths(ctx context.Context, tellWaiters bool, lost ...*Held) {
 		return
 	}
 	cfg.SayAttemptAfter(cfg.LockDelay)
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0)))
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0)), errTooLate)
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
 		err := tryAnnounceDeaths(ctx, tellWaiters, owing, lost)
@@ -102,13 +103,16 @@ func announceDeaths(ctx context.Context, tellWaiters bool, lost ...*Held) {
 		if !session.Passing(err) || !pace.Sleep(ctx, backoff.Half()) {
 			if tellWaiters {
 				cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
-			} else {
-				lost[0].warnUnrecorded(err)
+			}
+			if owing != nil && owing.owes() {
+				owing.warnUnrecorded(err)
 			}
 			return
 		}
 	}
 }
+
+var errTooLate = errors.New("the database did not answer in time")
 
 // stayAfterDeath is how long the session that announced a death stays, so that the
 // waiters can look up its role.
@@ -138,6 +142,9 @@ func tryAnnounceDeaths(ctx context.Context, tellWaiters bool, owing *Held, lost 
 			owing.warnRejected(err)
 		case err != nil:
 			return lost[0].cfg.rejected(err)
+		}
+		for _, h := range lost {
+			h.owed = nil
 		}
 	}
 	if !tellWaiters {

@@ -130,3 +130,22 @@ func TestLedgerLostUnsureAlone(t *testing.T) {
 		t.Errorf("it has started beside a command that may be alive: %v, %v", next.err, next.said())
 	}
 }
+
+// TestLedgerEndUnnoted: a run whose end nobody can note, since the server stays away, warns of that,
+// also where there may be waiters, who could not be told either.
+func TestLedgerEndUnnoted(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	cfg.LockDelay = time.Second
+	holder := contend(t, cfg)
+	held := ended(holder.held(t), ledger.OK)
+	if err := server.Stop(2); err != nil { // SIGINT
+		t.Fatal(err)
+	}
+	<-held.Lost()
+	held.ReportEndAfterLoss(t.Context())
+	if said := strings.Join(holder.said(), " "); strings.Count(said, "ledger") != 1 {
+		t.Errorf("it says %s", said)
+	}
+}
