@@ -182,11 +182,11 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 	}
 	return l.holdForOpenRun(ctx, rest, host, func() (bool, error) {
 		open, err := b.askNumber(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.got.Locks), b.cfg.Claim.Shared))
-		switch {
-		case b.lostLedger(ctx, err):
+		if b.lostLedger(ctx, err) {
 			return true, nil // the next question finds that out, too
-		case !b.cfg.Session.Transaction && session.AnsweredError(err) != nil:
-			return false, nil // then the run waits for all of the rest; a transaction has lost the locks
+		}
+		if session.AnsweredError(err) != nil && !b.cfg.Session.Transaction { // which has lost its locks with that
+			open, err = len(l.open), nil // the run waits for all of the rest
 		}
 		return open == 0, err
 	})
