@@ -271,7 +271,7 @@ END $$`, token, lease.Milliseconds()))
 	t.Error("nobody came between, or it did not count")
 }
 
-// TestLedgerUnstarted: the preparation for the command fails when the run is in the ledger already.
+// TestLedgerUnstarted: the guard can't be started when the run is in the ledger already.
 // The next run need not wait until a command would be dead.
 func TestLedgerUnstarted(t *testing.T) {
 	t.Parallel()

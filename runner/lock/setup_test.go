@@ -25,15 +25,16 @@ import (
 // index says where to look for a test, by the beginnings of the files' names. Who may start, by
 // what was heard, is tested in package evidence; when a waiter tries and looks, in package crowd.
 const index = `
-line, line_marks, line_arrival, line_room, line_dormant, line_watch, fairness, stepdown  the line, and its order
-takeover, line_silence, line_silence_enough, relay, slowrelay, clock_linux, reconnect                         taking over, by kind of end
-several, slots, shared, conflicts, prepared                                              the claim
-nonsense_answers, names                                                                  what servers, and sessions' names, say
-token, interrupted, warmup, release, full_queue                                          the start and the end
-transaction, transaction_trips, quorum, list, list_exchange, list_ends, list_deadlines, canceled  other ways to hold
-ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, ledger_pause          the ledger
-ledger_close_dead                                                                        open runs that a start closes
-setup, leak, export                                                                       for all tests
+claim_several, claim_slots, claim_shared, claim_conflicts, claim_prepared               what is claimed
+candidate_reconnect                                                                     coming back after an outage
+line, line_marks, line_arrival, line_room, line_dormant, line_watch, line_fairness      the line, and its order
+takeover, line_silence, line_silence_enough, line_clock_linux                           taking over, by kind of end
+token, settle_interrupted, warmup                                                       the start
+held_release, announce_full_queue, stepdown, stepdown_asker                             the end
+transaction, transaction_trips, quorum, list, list_exchange, list_ends, list_deadlines  other ways of locking
+ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, ledger_pause, ledger_close_dead  the ledger
+canceled, nonsense_answers                                                              what servers may answer
+setup, setup_relay, setup_slowrelay, leak, export                                       for all tests
 `
 
 func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }

@@ -129,7 +129,7 @@ func TestTripsThroughPooler(t *testing.T) {
 }
 
 // TestTakenMeanwhile: if a lock was free at the login, and is not free at the beginning of the
-// transaction, the run is refused, and the preparation for the command is undone.
+// transaction, the run is refused, and the guard is given up.
 func TestTakenMeanwhile(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

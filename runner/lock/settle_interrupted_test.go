@@ -168,9 +168,9 @@ func TestGivenUpStart(t *testing.T) {
 	}
 }
 
-// TestUnpreparedStart: the preparation for the command fails after a wait for the end of a run that
+// TestUnguardedStart: the guard can't be started after a wait for the end of a run that
 // was cut off. The ledger says that the run was stopped.
-func TestUnpreparedStart(t *testing.T) {
+func TestUnguardedStart(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
