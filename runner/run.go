@@ -75,7 +75,7 @@ func (p *process) runOnce(cfg Config, candidate *lock.Candidate) (outcome Outcom
 // acquire takes the lock. The guard starts meanwhile.
 func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 	began := time.Now()
-	held, err := candidate.Acquire(ctx, func(s *session.Session) (abandon func(), err error) {
+	held, err := candidate.Acquire(ctx, func(s *session.Session) (stop func(), err error) {
 		if r.guard, err = r.newGuard(s); err != nil {
 			return nil, err
 		}

@@ -32,15 +32,14 @@ type bid struct {
 	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool
 
-	preparation *preparation // of what the command needs
+	guard *guard // for the command
 }
 
 // newBid returns a bid on a session, which it does not close. returning says that others may have
-// had the locks since the caller's last session or pass, while the caller did not listen. prepare
-// is nil if there is nothing to prepare.
-func newBid(s *session.Session, cfg Config, returning bool, prepare Prepare) *bid {
+// had the locks since the caller's last session or pass, while the caller did not listen.
+func newBid(s *session.Session, cfg Config, returning bool, start StartGuard) *bid {
 	b := &bid{
-		s: s, cfg: cfg, preparation: newPreparation(s, prepare), news: make(chan struct{}, 1),
+		s: s, cfg: cfg, guard: newGuard(s, start), news: make(chan struct{}, 1),
 		evidence: map[lockkey.ID]*evidence.Evidence{}, contested: map[lockkey.ID]bool{},
 	}
 	b.got = b.nothingHeld()
@@ -191,8 +190,9 @@ func (b *bid) unlock(ctx context.Context, also ...string) error {
 // rejected a query with err: an unlock that was canceled has freed nothing, and a try for a lock or
 // a mark that was canceled, or followed by an error, may have taken it. No command runs under any
 // of them, and other commands may need the session, and keep the locks with it, for a long time.
-// It returns nil once they are free, and any other err as it is. If they can't be freed, the error
-// is none that passes, whatever the server says: the list has to end, and its session with it.
+// If that works, it returns nil. If there is nothing to free, since the server has rejected nothing,
+// or since this is no list, it returns err. If it fails, it returns an error that is never waited
+// out: the list has to end, and its session with it.
 func (cfg *Config) freeRejected(ctx context.Context, s *session.Session, err error, locks []advisory.Lock) error {
 	if !cfg.ofList || session.AnsweredError(err) == nil {
 		return err

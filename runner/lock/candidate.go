@@ -16,7 +16,7 @@ import (
 // Candidate wants a claim, and keeps what outlasts each of its sessions. When its run is over,
 // it may stand again.
 type Candidate struct {
-	cfg     Config // Database in its Session lists first the host to try next
+	cfg     Config // the host to try next is the first in its DSN
 	reached bool   // the database has answered for the lock
 	last    *Held  // what its last attempt was granted, or nil
 
@@ -59,7 +59,7 @@ func (c *Candidate) answered() {
 
 // Acquire opens a session, takes the lock on it, and returns when a command may be started under
 // it. It waits out any obstacle that passes by itself, for as long as Config.Wait allows. It calls
-// prepare, unless that is nil, at most once for each session: just before a wait, or else after a
+// start, unless that is nil, at most once for each session: just before a wait, or else after a
 // try that has succeeded, beside the questions to the server. A run that is refused without a wait
 // doesn't need it. Errors are
 //
@@ -69,11 +69,11 @@ func (c *Candidate) answered() {
 //	*ledger.FencedError                       a transaction of the last run is still open
 //	*session.Error, *session.LostError        the server can't be reached, or used, or is gone
 //
-// and otherwise ctx's cause, or an error of prepare. If ctx ends while the start is under way at
+// and otherwise ctx's cause, or an error of start. If ctx ends while the start is under way at
 // the server, Acquire may succeed all the same: the caller then gives the locks back.
-func (c *Candidate) Acquire(ctx context.Context, prepare Prepare) (*Held, error) {
+func (c *Candidate) Acquire(ctx context.Context, start StartGuard) (*Held, error) {
 	err := c.persist(ctx, func() (err error) {
-		c.last, err = c.attempt(ctx, prepare)
+		c.last, err = c.attempt(ctx, start)
 		return err
 	})
 	return c.last, err
@@ -94,7 +94,7 @@ func (c *Candidate) persist(ctx context.Context, attempt func() error) error {
 }
 
 // attempt is what Acquire does with one session.
-func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error) {
+func (c *Candidate) attempt(ctx context.Context, start StartGuard) (*Held, error) {
 	firstTry := ""
 	if !c.returning {
 		firstTry = c.cfg.firstTrySQL()
@@ -103,7 +103,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error)
 	if err != nil {
 		return nil, err
 	}
-	w := c.newWaiter(s, prepare)
+	w := c.newWaiter(s, start)
 	c.returning = true
 	held, err := w.acquire(ctx)
 	if err != nil {
@@ -113,7 +113,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error)
 				c.front = w.turn.Rank <= crowd.MostWatchers
 			}
 		}
-		w.preparation.abandon()
+		w.guard.giveUp()
 		if errors.As(err, new(*LedgerError)) { // otherwise the next run in a script could still find the locks held
 			_ = w.giveBack(ctx)
 		}
@@ -203,7 +203,7 @@ func isFull(err error) bool {
 // When the session of a waiter is lost, this happens, in this order:
 //
 //	waiter.sleep       notices the loss; an answer that misses its deadline is a loss, too
-//	Candidate.attempt  keeps former and front, undoes the preparation, and closes the session
+//	Candidate.attempt  keeps former and front, gives up the guard, and closes the session
 //	Candidate.outlast  pauses: the first in line briefly, the others longer and longer
 //	Candidate.attempt  opens a session without a first try, which might overtake those in line
 //	waiter.join        ends the old session, if the server still has it; listens, takes its

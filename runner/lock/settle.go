@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/pglead/pglead/runner/session"
@@ -55,13 +54,12 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 			return nil, err
 		}
 	}
-	b.preparation.begin()
+	b.guard.begin()
 	err := start(ctx)
 	if err == nil && !b.cfg.Session.Quorum && !b.cfg.ofList { // their commits, and the next item, need it again
 		b.s.DropSecond()
 	}
-	prepareErr := b.preparation.finish() // also after an error, so that what it made is undone
-	err = cmp.Or(err, prepareErr)
+	err = cmp.Or(err, b.guard.await())   // also after an error, so that it can be given up
 	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the rest of the lease
 		err = b.s.EndError()
 	}
@@ -167,47 +165,4 @@ func (b *bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	d.Delay, d.Since = delay, time.Now()
 	b.show(d)
 	return b.leaveLine(ctx, session.PlainBeatQuery)
-}
-
-// Prepare prepares, for a session, what a command needs. If the session is given up, abandon undoes
-// that; it may be nil.
-type Prepare func(*session.Session) (abandon func(), err error)
-
-// preparation is the call of Acquire's prepare for a session. There is only one.
-type preparation struct {
-	begun bool
-	call  func() (abandon func(), err error) // only once, however often it is called
-}
-
-// newPreparation returns a preparation that has not begun.
-func newPreparation(s *session.Session, prepare Prepare) *preparation {
-	return &preparation{call: sync.OnceValues(func() (abandon func(), err error) {
-		if prepare != nil {
-			abandon, err = prepare(s)
-		}
-		return abandon, err
-	})}
-}
-
-// begin starts the call in a goroutine of its own.
-func (p *preparation) begin() {
-	p.begun = true
-	go func() { _, _ = p.call() }() // finish has its error
-}
-
-// finish begins the call, unless it has begun, and returns when it is over.
-func (p *preparation) finish() error {
-	p.begun = true
-	_, err := p.call()
-	return err
-}
-
-// abandon undoes what the call has prepared.
-func (p *preparation) abandon() {
-	if !p.begun {
-		return
-	}
-	if abandon, _ := p.call(); abandon != nil {
-		abandon()
-	}
 }

@@ -28,7 +28,7 @@ func (c Claim) tryXactSQL() string {
 //
 // It first makes the same try in a statement of its own, whose end frees what it got. With many
 // waiters nearly all tries are refused. This way a refused try keeps none of the pooler's
-// connections until a ROLLBACK, and needs no second login. After a success the command is prepared
+// connections until a ROLLBACK, and needs no second login. After a success the guard is started
 // in parallel with the questions that follow.
 func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 	won, err := b.askTry(ctx)
@@ -38,7 +38,7 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 	if !b.cfg.Claim.fulfilledBy(won) {
 		return b.noteResult(nil), nil
 	}
-	b.preparation.begin()
+	b.guard.begin()
 	// The session for the token is opened before the lock is held.
 	err = askForRoom(ctx, &b.cfg, func() error {
 		_, err := b.s.Second(ctx)

@@ -35,9 +35,9 @@ const mostHeard = 256
 
 // newWaiter returns the candidate's waiter on a session. Others may have had the locks since the
 // candidate's last session, if it had one.
-func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
+func (c *Candidate) newWaiter(s *session.Session, start StartGuard) *waiter {
 	w := &waiter{
-		bid: newBid(s, c.cfg, c.returning, prepare), candidate: c,
+		bid: newBid(s, c.cfg, c.returning, start), candidate: c,
 		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
 	w.heard = make(chan evidence.Announcement, mostHeard)
@@ -107,7 +107,7 @@ func (w *waiter) awaitGrant(ctx context.Context) error {
 		w.beatPlainly()
 		w.s.StartHeartbeat()
 	}
-	if err := w.preparation.finish(); err != nil {
+	if err := w.guard.await(); err != nil {
 		return err
 	}
 	defer w.cfg.Observer.beside(ctx, w.s)()
