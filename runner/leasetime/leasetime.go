@@ -1,6 +1,5 @@
-// Package leasetime has the times that follow from the length of a lease. All of this picture but a
-// waiter's heartbeat counts from the moment at which a holder sent its last request that the server
-// answered:
+// Package leasetime has the times that follow from the length of a lease. They count from the moment
+// at which a holder sent its last request that the server answered:
 //
 //	0        1/5       1/3               3/5   2/3           9/10   1
 //	├─────────┼─────────┼─────────────────┼─────┼──────────────┼─────┤
@@ -8,7 +7,7 @@
 //	│         │         │                 │     │              no command is alive, whatever its lost-grace
 //	│         │         │                 │     the command is dead, without a lost-grace
 //	│         │         │                 the holder ends its command
-//	│         │         a waiter's heartbeat, after its own last one
+//	│         │         (a waiter's heartbeat, after its own last one)
 //	a holder's heartbeat
 //
 // The server counts from the request's arrival, which is later, so the holder's command is dead

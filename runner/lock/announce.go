@@ -49,9 +49,9 @@ func notifyQuery(channel, payload string) string {
 }
 
 // listenersSQL is an SQL condition for the sessions that listen to announcements about any of the
-// claim's locks: a waiter for one of them may want another one next. A session that waits for a lock
-// of the same number in another database is told, too, for nothing: to find out which database this
-// is would take as long as all the rest.
+// claim's locks: a waiter for one of them may want another one next. Sessions that wait for a lock of
+// the same number in another database count, too. That is needless, but finding out which database
+// this is would take as long as all the rest.
 func (c Claim) listenersSQL() string { return c.othersInLinesSQL() + " AND " + advisory.IsMark }
 
 // audienceQuery asks whether anybody listens to announcements about the claim's locks, and how many

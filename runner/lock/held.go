@@ -35,7 +35,7 @@ type Held struct {
 	SystemID string
 	owed     []advisory.Lock // the ledger still needs the end under these; nil if it doesn't have the run
 	listened bool            // somebody in line listened at the draw
-	toCall   crowd.ToCall    // in line: the draw knows of dormant ones, and waiter.toCall of others
+	toCall   crowd.ToCall    // whom in line it may have to call when it is done (waiter.toCall)
 
 	asked     atomic.Bool             // to step down
 	stepDowns chan StepDown           // the first request

@@ -17,7 +17,7 @@
 //	           that reason. A try that the server answers with an error is rejected
 //	contested  others have the lock, or may have had it while the bid did not listen, so
 //	           that it takes evidence to start at once
-//	waiter     a candidate's bid, and what it knows of its line while it waits
+//	waiter     a candidate's bid, which may wait, and what it then knows of its line
 //	verdict    how long a granted lock is held without a command: not at all or, where there
 //	           is no evidence, for the lock-delay
 //	draw       the query that makes the token, and announces the start with it (drawQuery)
@@ -68,7 +68,7 @@
 // Each of the other files is one mechanism, which its first comment explains: line_*.go those of
 // the line, ledger_*.go those of a ledger, and list_*.go those of pglead each.
 //
-// The ways to hold a lock (slots, readers, a quorum, ...) and what differs in each are in modes.go.
+// The ways of locking (slots, readers, a quorum, ...) and what differs in each are in modes.go.
 //
 // A function whose name ends in SQL returns SQL expressions, and one whose name ends in Query or
 // Queries returns whole queries. A Query that is not always needed is a list of one, or empty. Such

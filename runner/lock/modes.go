@@ -1,10 +1,10 @@
 package lock
 
-// A lock can be held in several ways, which a claim may combine: several locks, slots (Claim.Gate),
-// shared (Claim.Shared), in a transaction and with a quorum (fields of the session's Config), of a
-// list (List), and with a ledger. First comes what follows from them for more than one file. To add
-// one: its field, a row in the table at the end, and its flag; then see what each question here, and
-// each use of the other fields, has to answer for it.
+// The ways of locking, which a run may combine, are several locks, slots (Claim.Gate), shared
+// (Claim.Shared), in a transaction and with a quorum (fields of the session's Config), of a list
+// (List), and with a ledger. First comes what follows from them for more than one file. To add one:
+// its field, a row in the table at the end, and its flag; then see what each question here, and each
+// use of the other fields, has to answer for it.
 
 // takesAny says whether any one of the locks will do.
 func (c Claim) takesAny() bool { return c.Gate != nil }

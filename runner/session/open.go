@@ -87,7 +87,7 @@ func takeWire(pg *pgconn.PgConn, cfg Config) *Session {
 // TakeFirstTry returns the answer to Config.FirstTry, once.
 func (s *Session) TakeFirstTry() (value string, known bool) {
 	first := s.firstTry
-	if first == nil { // as in a list, whose goroutines so only read it: nothing guards firstTry
+	if first == nil { // always so in a list: its goroutines only read firstTry, which no mutex guards
 		return "", false
 	}
 	s.firstTry = nil

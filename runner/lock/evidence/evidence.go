@@ -44,10 +44,9 @@ const (
 // server ends its silent session. (If another program takes the lock and frees it between two
 // looks, nobody notices.)
 //
-// Quiet, and a word that closes all: with no start open there is nothing to close. Even so two
-// kinds of clean make the state ended: that of a session that is later seen to hold the lock, since
-// the word arrived before the look, and that of a session that had the lock after the waiter's mark
-// was taken (fromHolder).
+// Quiet, and a word that closes all: with no start open there is nothing to close. But clean makes
+// the state ended if its session is later seen to hold the lock (the word arrived before the look),
+// or had the lock after the waiter's mark was taken (fromHolder).
 //
 // Before the mark: until it is taken, what would be ended counts as running. Taking it makes that
 // quiet, unless a clean end shows that it came after the mark (NoteMark).

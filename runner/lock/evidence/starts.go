@@ -50,8 +50,7 @@ func (e *Evidence) delayFor(s knownStart) time.Duration {
 func deadAfter(a Announcement) time.Duration { return leasetime.DeadAfter(a.Lease, a.LostGrace) }
 
 // noteStart notes a start. A session holds a lock at most once, so a later start of the same
-// session replaces the earlier one. A start without a session is merged into the next confirmed
-// start, but not into a start that only an untrusted session announced.
+// session replaces the earlier one. The next confirmed start also replaces a start without a session.
 func (e *Evidence) noteStart(s knownStart) {
 	s.noted = e.seq
 	confirmed := e.isConfirmed(s)
