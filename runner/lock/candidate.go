@@ -114,8 +114,8 @@ func (c *Candidate) attempt(ctx context.Context, start StartGuard) (*Held, error
 			}
 		}
 		w.guard.giveUp()
-		if errors.As(err, new(*LedgerError)) { // otherwise the next run in a script could still find the locks held
-			_ = w.giveBack(ctx)
+		if errors.As(err, new(*LedgerError)) || errors.Is(err, session.ErrUnconfirmed) {
+			_ = w.giveBack(ctx) // otherwise the next attempt, or the next run in a script, could still find the locks held
 		}
 		s.Close()
 		w.reportUnstarted(ctx)
