@@ -6,9 +6,11 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
@@ -86,7 +88,7 @@ func TestRunMeanwhile(t *testing.T) {
 	server := testserver.Start(t, nil)
 	w, j := workerOn(t, lockOn(t, server), 1)
 	w.hear(id(1), true)
-	if ready, err := w.settleOrSkip(t.Context(), j, nil); ready || err != nil || w.tally.Done != 1 {
+	if ready, err := w.settleOrSkip(t.Context(), j, nil, false); ready || err != nil || w.tally.Done != 1 {
 		t.Errorf("ready %t, %v, %+v", ready, err, w.tally)
 	}
 	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {
@@ -179,7 +181,7 @@ func TestSharedConnection(t *testing.T) {
 		locking := lockOn(t, server)
 		locking.Session.Transaction = tt.transaction
 		w, j := workerOn(t, locking, tt.parallel)
-		if ready, err := w.settleOrSkip(t.Context(), j, nil); !ready {
+		if ready, err := w.settleOrSkip(t.Context(), j, nil, false); !ready {
 			t.Fatal(err)
 		}
 		if cfg := w.newRun(j).childConfig(); cfg.SharesSocket != tt.shares || cfg.SocketLinger != tt.linger {
@@ -207,4 +209,46 @@ func TestJobs(t *testing.T) {
 	}
 	js.leave(a)
 	enter(1)
+}
+
+// TestEachDelayedAhead: a brief command's lock is free before the list waits until the last command
+// of the next item is dead, though it fetches the locks of brief commands' successors ahead.
+func TestEachDelayedAhead(t *testing.T) {
+	server := testserver.Start(t, nil)
+	free := func(id string) bool {
+		return testserver.Query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND objid = "+id)[0] == "0"
+	}
+	other, err := pgconn.Connect(t.Context(), server.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Another program has all locks, and frees them without a word.
+	if _, err := other.Exec(t.Context(), "SELECT pg_advisory_lock(1), pg_advisory_lock(2), pg_advisory_lock(3)").ReadAll(); err != nil {
+		t.Fatal(err)
+	}
+	cfg := EachConfig{
+		Config: Config{Lock: lockOn(t, server), Path: "/bin/true"}, Items: slices.Values([]string{"1", "2", "3"}), Parallel: 1,
+		Task: func(item string) Task {
+			id, _ := lockkey.Parse(item)
+			return Task{Key: item, ID: id, Command: []string{"true"}}
+		},
+		Progress: func(n Tally) {
+			if n.Held == 3 {
+				_ = other.Close(context.Background())
+			}
+		},
+	}
+	cfg.Lock.LockDelay = time.Second
+	delays := 0
+	cfg.Lock.Observer.Delayed = func(until time.Time) {
+		if until.IsZero() {
+			return
+		}
+		if delays++; delays > 1 && !free(strconv.Itoa(delays-1)) {
+			t.Errorf("at the delay of item %d, the lock of item %d is held", delays, delays-1)
+		}
+	}
+	if tally, err := Each(cfg); err != nil || tally.Ran != 3 || delays != 3 {
+		t.Errorf("%+v, %d delays; %v", tally, delays, err)
+	}
 }

@@ -96,12 +96,12 @@ func (w *worker) fetchQueued(ctx context.Context, last *job, ahead bool) (*job, 
 			return nil, err
 		}
 		tried := w.swap(last, next)
-		ready, err := w.settleOrSkip(ctx, next, tried)
+		ready, err := w.settleOrSkip(ctx, next, tried, ahead)
 		if ready {
 			return next, nil
 		}
 		w.forget(next)
-		if err != nil {
+		if err != nil || ahead && w.upNext != nil {
 			return nil, err
 		}
 	}
@@ -181,8 +181,9 @@ func (w *worker) nextItem() (item string, ok bool) {
 }
 
 // settleOrSkip waits until the previous command of a granted item is dead, and draws the token, or
-// it skips the item. tried is the error of the try.
-func (w *worker) settleOrSkip(ctx context.Context, j *job, tried error) (ready bool, err error) {
+// it skips the item. tried is the error of the try. If it would wait ahead of time, the end of the
+// command that runs would be neither noted nor said meanwhile: then the item is tried again after it.
+func (w *worker) settleOrSkip(ctx context.Context, j *job, tried error, ahead bool) (ready bool, err error) {
 	switch {
 	case tried != nil:
 		return false, w.skipIfBarred(j, tried)
@@ -194,6 +195,10 @@ func (w *worker) settleOrSkip(ctx context.Context, j *job, tried error) (ready b
 	if skipped {
 		failed := j.lock.GiveBack()
 		return false, cmp.Or(err, failed)
+	}
+	if ahead && j.lock.Delayed() {
+		w.upNext = &j.item
+		return false, j.lock.GiveBack()
 	}
 	if j.held, err = j.lock.Settle(ctx); err == nil {
 		return true, nil

@@ -45,6 +45,9 @@ func (i *Item) id() lockkey.ID { return i.bid.cfg.Claim.IDs[0] }
 // Granted says whether the list has the lock.
 func (i *Item) Granted() bool { return i.bid.complete() }
 
+// Delayed says whether Settle will hold the lock, which was granted, for some time without a command.
+func (i *Item) Delayed() bool { return i.bid.got.verdict.Delay > 0 }
+
 // Settle prepares a lock that was granted for the start of its command (bid.settle). If that fails,
 // the lock is free: others still work in this session.
 func (i *Item) Settle(ctx context.Context) (*Held, error) {
