@@ -40,6 +40,10 @@ type Task struct {
 	Env     []string // in addition to Config.Env
 }
 
+// name is by what workers on the list tell tasks apart. Two may have the same lock: under some
+// schemes two keys have one number.
+func (t Task) name() lockkey.ID { return lockkey.SipHash24(t.Key) }
+
 func (t Task) claim() lock.Claim {
 	return lock.Claim{Keys: []string{t.Key}, IDs: []lockkey.ID{t.ID}, Shared: t.Shared}
 }

@@ -10,7 +10,7 @@ import (
 // workers are in about the same part of it.
 const mostEnds = 1 << 17
 
-// itemEnds are how the latest items ended, here and elsewhere.
+// itemEnds are how the latest items ended, here and elsewhere, by their names.
 type itemEnds struct {
 	mu     sync.Mutex
 	known  map[lockkey.ID]itemEnd

@@ -54,7 +54,7 @@ func (e *each) skipHeld(ctx context.Context, j *job) error {
 // skipIfRun skips an item that was run since this session began, and says whether it did.
 // If that run failed elsewhere, this process comes back to the item, if there is time.
 func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) {
-	end, ended := e.ends.of(j.ID)
+	end, ended := e.ends.of(j.name())
 	failedElsewhere := ended && !end.ok && !end.here
 	switch {
 	case !ended || failedElsewhere && e.returning:

@@ -87,7 +87,7 @@ func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *job) {
 func TestRunMeanwhile(t *testing.T) {
 	server := testserver.Start(t, nil)
 	w, j := workerOn(t, lockOn(t, server), 1)
-	w.hear(id(1), true)
+	w.hear(j.name(), true)
 	if ready, err := w.settleOrSkip(t.Context(), j, nil, false); ready || err != nil || w.tally.Done != 1 {
 		t.Errorf("ready %t, %v, %+v", ready, err, w.tally)
 	}
@@ -114,7 +114,7 @@ func TestFailedElsewhere(t *testing.T) {
 		locking.Wait = tt.wait
 		w, j := workerOn(t, locking, 1)
 		w.returning = tt.returning
-		w.hear(id(1), false)
+		w.hear(j.name(), false)
 		skipped, err := w.skipIfRun(t.Context(), j)
 		if skipped != tt.skipped || err != nil || w.tally != tt.want || len(w.comeBack) != tt.want.Held {
 			t.Errorf("%+v: skipped %v, %v; %+v, %d to come back to", tt, skipped, err, w.tally, len(w.comeBack))

@@ -136,8 +136,16 @@ func (w *worker) pick(ctx context.Context) (*job, error) {
 		j := &job{
 			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64),
 		}
-		if w.jobs.enter(j) != nil { // the item is twice in the list, and this process is at it
+		switch other := w.jobs.enter(j); {
+		case other == nil:
+		case other.name() == j.name(): // the item is twice in the list, and this process is at it
 			w.skip(j, alreadyDone)
+			continue
+		case other.worker == w: // its lock is free once the last command has ended
+			w.upNext = &item
+			return nil, nil
+		default:
+			w.skip(j, heldElsewhere)
 			continue
 		}
 		cfg := w.cfg.Lock
@@ -240,7 +248,7 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 	case lost, r.child == nil:
 		r.finish(err)
 	default:
-		w.ends.add(j.ID, itemEnd{ok: ok, here: true})
+		w.ends.add(j.name(), itemEnd{ok: ok, here: true})
 		j.run = r
 		return j, err
 	}

@@ -44,7 +44,7 @@ const mostKept = 64
 
 // OpenList opens a session for the list of this number. It waits as Acquire does. With each end of
 // an item that another session tells from then on, the session's reader calls heard, which must not
-// block; through a pooler none is heard.
+// block, with the SipHash of the item's key; through a pooler none is heard.
 func OpenList(ctx context.Context, cfg Config, number lockkey.ID, heard func(item lockkey.ID, ok bool)) (*List, error) {
 	cfg.ofList = true
 	c := NewCandidate(cfg)

@@ -12,8 +12,9 @@ import (
 // Workers on one list tell each other which items they have run, before they free the item's lock.
 //
 // Channel: pglead.1.each.NUMBER, the number of the list.
-// Payload: two fields separated by a space, the number of the item's lock and "ok" or "failed".
-// More fields may be added at the end.
+// Payload: two fields separated by a space, the SipHash of the item's key and "ok" or "failed".
+// More fields may be added at the end. It is not the number of the item's lock, since under some
+// schemes two keys may have the same one.
 
 func (l *List) channel() string { return "pglead.1.each." + l.number.String() }
 
@@ -24,11 +25,11 @@ func (l *List) endSQL(h *Held) string {
 	if h.end.Outcome == ledger.OK {
 		end = "ok"
 	}
-	return notifySQL(l.channel(), "'"+h.Locks[0].String()+" "+end+"'")
+	return notifySQL(l.channel(), "'"+lockkey.SipHash24(h.cfg.Claim.Key(0)).String()+" "+end+"'")
 }
 
 // listenForEnds makes the session's reader call heard with each end of a list's item that another
-// session tells from now on.
+// session tells from now on; item is the SipHash of its key.
 func (l *List) listenForEnds(ctx context.Context, heard func(item lockkey.ID, ok bool)) error {
 	l.Session.OnNotify(l.channel(), func(_ uint32, payload string) {
 		fields := strings.Fields(payload)
