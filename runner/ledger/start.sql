@@ -89,7 +89,7 @@ DECLARE
 	lost text;
 	since timestamptz;
 	marker bigint;
-	tries integer;
+	began timestamptz := clock_timestamp();
 	drift interval;
 BEGIN
 	IF p_numbers IS NULL OR p_subs IS NULL OR p_keys IS NULL OR p_shared IS NULL OR p_token IS NULL OR p_system IS NULL OR p_lease IS NULL
@@ -208,7 +208,6 @@ BEGIN
 			WHERE l.started IS NOT NULL AND (l.reader = 0 OR NOT p_shared) ORDER BY l.number, l.sub, l.reader
 		LOOP
 			marker := pglead.marker_1(r.number, r.sub, r.token);
-			tries := 0;
 			-- Readers start beside each other. So where the run's fences refuse already, a reader doesn't
 			-- take the marker, and only looks whether anybody shares it.
 			WHILE CASE WHEN p_shared AND coalesce(r.ended, r.cut) IS NOT NULL
@@ -241,8 +240,7 @@ BEGIN
 					NULL;
 				END;
 				PERFORM set_config('lock_timeout', '3s', true);
-				tries := tries + 1;
-				IF tries > 10 OR tries * interval '200 ms' > p_lease / 4 THEN -- a holder has 3/5 of its lease for an answer
+				IF clock_timestamp() - began > least(p_lease / 4, '2 s') THEN -- a holder has 3/5 of its lease for all of the answer
 					RETURN concat_ws(' ', 'fenced', p.pid, regexp_replace(p.rolname, '[[:space:]]', '?', 'g'));
 				END IF;
 			END LOOP;
