@@ -93,10 +93,10 @@ func (g *guardProcess) releaseAndDrain() {
 }
 
 // sendRelease releases the lock for a pglead that is gone or stopped. The release also tells the
-// others that the tree is dead, so that they need not wait until it would certainly be dead. If
-// the session ends with the release, sendRelease ends this direction of the connection, or both if
-// the release could not be sent. If the session goes on, other guards may need the connection, and
-// it stays open.
+// others that the tree is dead, so that they need not wait until it would certainly be dead. If the
+// release can't be sent, sendRelease ends the connection, unless the session goes on: other guards
+// may need it. Otherwise the connection stays open in both directions. Of one that is half closed
+// the server takes its client for lost (client_connection_check_interval), and carries out no more.
 func (g *guardProcess) sendRelease() {
 	deadline := time.Now().Add(releaseMost)
 	for left := g.req.Release; len(left) > 0; {
@@ -111,9 +111,6 @@ func (g *guardProcess) sendRelease() {
 			return
 		}
 		left = left[max(0, n):]
-	}
-	if g.req.ReleaseEndsSession {
-		_ = unix.Shutdown(g.socket, unix.SHUT_WR)
 	}
 }
 

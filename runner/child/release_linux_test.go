@@ -86,3 +86,25 @@ func releaseIntoFull(t *testing.T) (before int, said []byte) {
 	said, _ = io.ReadAll(there) // the connection is reset if the guard gives up
 	return before, said
 }
+
+// TestReleaseStaysOpen: the guard does not close its direction of the connection after a release
+// that ends the session, before the server has carried it out. It waits for that for a second, so a
+// busy machine may need several tries.
+func TestReleaseStaysOpen(t *testing.T) {
+	for range 10 {
+		_, there := left(t, child.Config{Release: []byte("bye"), ReleaseEndsSession: true}, nil)
+		if err := there.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		said := make([]byte, 3)
+		_, sent := io.ReadFull(there, said)
+		began := time.Now()
+		_, err := there.Read(said)
+		open := time.Since(began)
+		if sent == nil && err == io.EOF && open > 300*time.Millisecond {
+			return
+		}
+		t.Logf("%q, %v; after %v: %v", said, sent, open, err)
+	}
+	t.Error("the connection is half closed")
+}
