@@ -266,7 +266,7 @@ func (cfg Config) sessionSettingsSQL(major int) string {
 		[2]string{"default_transaction_isolation", "read committed"}, // a start needs a new snapshot, and no heartbeat may wait: see readCommitted
 		[2]string{"idle_in_transaction_session_timeout", "0"},
 		[2]string{"idle_session_timeout", milliseconds(cfg.Lease)},
-		// While a query of ours runs, only these tell the server that we are gone. They have no
+		// While a query of ours runs, only these tell the server that we are gone. Those of TCP have no
 		// effect on a unix socket.
 		[2]string{"tcp_keepalives_idle", seconds(cfg.Lease / 3)},
 		[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
