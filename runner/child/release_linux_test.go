@@ -101,7 +101,7 @@ func TestReleaseStaysOpen(t *testing.T) {
 		began := time.Now()
 		_, err := there.Read(said)
 		open := time.Since(began)
-		if sent == nil && err == io.EOF && open > 300*time.Millisecond {
+		if sent == nil && errors.Is(err, io.EOF) && open > 300*time.Millisecond {
 			return
 		}
 		t.Logf("%q, %v; after %v: %v", said, sent, open, err)
