@@ -114,8 +114,10 @@ func (c *Candidate) attempt(ctx context.Context, start StartGuard) (*Held, error
 			}
 		}
 		w.guard.giveUp()
-		if errors.As(err, new(*LedgerError)) || errors.Is(err, session.ErrUnconfirmed) {
-			_ = w.giveBack(ctx) // otherwise the next attempt, or the next run in a script, could still find the locks held
+		// Otherwise the next attempt, or the next run in a script, could still find the locks held. What a
+		// lost session had is reportUnstarted's.
+		if s.Err() == nil && (errors.As(err, new(*LedgerError)) || errors.Is(err, session.ErrUnconfirmed)) {
+			_ = w.giveBack(ctx)
 		}
 		s.Close()
 		w.reportUnstarted(ctx)
