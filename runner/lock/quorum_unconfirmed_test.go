@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/pglead/pglead/runner/session"
@@ -26,5 +27,46 @@ func TestUnconfirmedGivesBack(t *testing.T) {
 	<-c.done
 	if !errors.Is(c.err, session.ErrUnconfirmed) || !freed.Load() {
 		t.Errorf("freed: %t; %v", freed.Load(), c.err)
+	}
+}
+
+// TestUnconfirmedStartIsStopped: a session is lost before its command starts, since the standbys have
+// fallen silent. The ledger, which has the start, learns on a new session that no command runs.
+func TestUnconfirmedStartIsStopped(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, map[string]string{"wal_receiver_status_interval": "100ms"})
+	standby, remove, err := server.Standby(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	query(t, server, "ALTER SYSTEM SET synchronous_standby_names = '*'")
+	query(t, server, "SELECT pg_reload_conf()")
+	confirms := func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'")[0] == "1"
+	}
+	eventually(t, "a standby confirms", confirms)
+	cfg := withQuorum(ledgered(config(t, dsn, exclusive(7))))
+	cfg.Wait = 0
+	c := contendPrepared(t, cfg, func(s *session.Session) (func(), error) {
+		eventually(t, "the start is noted", func() bool {
+			return query(t, server, "SELECT count(*) FROM pglead.lock WHERE started IS NOT NULL")[0] == "1"
+		})
+		if err := standby.Stop(syscall.SIGQUIT); err != nil {
+			t.Error(err)
+		}
+		<-s.Done()
+		if err := standby.StartLogged(); err != nil {
+			t.Error(err)
+		}
+		eventually(t, "the standby is back", confirms)
+		return nil, nil
+	})
+	<-c.done
+	if !errors.Is(c.err, session.ErrUnconfirmed) {
+		t.Errorf("Acquire: %v", c.err)
+	}
+	if got := rows(t, server); got != "nightly stopped f t f" {
+		t.Errorf("the ledger: %s", got)
 	}
 }
