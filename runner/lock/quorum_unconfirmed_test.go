@@ -48,7 +48,7 @@ func TestUnconfirmedStartIsStopped(t *testing.T) {
 	eventually(t, "a standby confirms", confirms)
 	cfg := withQuorum(ledgered(config(t, dsn, exclusive(7))))
 	cfg.Wait = 0
-	c := contendPrepared(t, cfg, func(s *session.Session) (func(), error) {
+	c := contendGuarded(t, cfg, func(s *session.Session) (func(), error) {
 		eventually(t, "the start is noted", func() bool {
 			return query(t, server, "SELECT count(*) FROM pglead.lock WHERE started IS NOT NULL")[0] == "1"
 		})

@@ -135,18 +135,18 @@ type contender struct {
 
 func contend(t *testing.T, cfg lock.Config) *contender {
 	t.Helper()
-	return contendPrepared(t, cfg, nil)
+	return contendGuarded(t, cfg, nil)
 }
 
-// contendPrepared starts a contender that prepares something for the command.
-func contendPrepared(t *testing.T, cfg lock.Config, prepare func(*session.Session) (func(), error)) *contender {
+// contendGuarded starts a contender whose guard is started by startGuard.
+func contendGuarded(t *testing.T, cfg lock.Config, startGuard lock.StartGuard) *contender {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	c := &contender{stop: cancel, done: make(chan struct{})}
 	cfg.Log = slog.New(c)
 	go func() {
 		defer close(c.done)
-		c.got, c.err = lock.NewCandidate(cfg).Acquire(ctx, prepare)
+		c.got, c.err = lock.NewCandidate(cfg).Acquire(ctx, startGuard)
 		c.ended = time.Now()
 	}()
 	t.Cleanup(func() {

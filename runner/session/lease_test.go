@@ -200,15 +200,22 @@ func TestUnanswered(t *testing.T) {
 	})
 }
 
+// newSilentPair is a session that beats, and the second one on which it depends, at one server.
+func newSilentPair(t *testing.T) (s, second *silent) {
+	t.Helper()
+	s, second = newSilent(t), newSilent(t)
+	s.noteIdentity("here")
+	second.noteIdentity("here")
+	s.dependOn(second.Session)
+	s.StartHeartbeat()
+	return s, second
+}
+
 // TestUnconfirmed: standbys that confirm none of many commits, all of which the server answers, are the
 // cause of the loss.
 func TestUnconfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, second := newSilent(t), newSilent(t)
-		s.noteIdentity("here")
-		second.noteIdentity("here")
-		s.dependOn(second.Session)
-		s.StartHeartbeat()
+		s, second := newSilentPair(t)
 		serve := func(s *silent, rows ...[]string) {
 			for i := 0; ; i++ {
 				if _, err := s.server.Receive(); err != nil {
@@ -230,11 +237,7 @@ func TestUnconfirmed(t *testing.T) {
 // TestRenewedByStandbys: an answer to either session moves the deadline, which is the earlier one of both.
 func TestRenewedByStandbys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, second := newSilent(t), newSilent(t)
-		s.noteIdentity("here")
-		second.noteIdentity("here")
-		s.dependOn(second.Session)
-		s.StartHeartbeat()
+		s, second := newSilentPair(t)
 		beat := leasetime.BeatEvery(testLease)
 		s.answer(t, 0)
 		synctest.Wait()
