@@ -183,10 +183,10 @@ func (s *Session) ExpireIfDue() bool {
 // silence is the cause of the loss when the deadline has passed.
 func (s *Session) silence() error {
 	s.mu.Lock()
-	second, heard := s.dependsOn, s.provenAt
+	second, depends, heard := s.second, s.depends, s.provenAt
 	s.mu.Unlock()
 	switch {
-	case second != nil && second.Deadline() < heard.Add(leasetime.HolderShare(s.cfg.Lease)) && second.unanswered():
+	case depends && second.Deadline() < heard.Add(leasetime.HolderShare(s.cfg.Lease)) && second.unanswered():
 		return fmt.Errorf("%w: %w", s.noQuorum(), ErrSilent)
 	case !s.unanswered():
 		return ErrStopped

@@ -349,13 +349,13 @@ func TestSuspendWithQuorum(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, second := newSilent(t), newSilent(t)
 		s.provenAt = boottime.Instant(time.Second) // and second's is before that
-		s.dependsOn = second.Session
+		s.second, s.depends = second.Session, true
 		s.clock.now = func() boottime.Instant { return boottime.Instant(8 * time.Hour) }
 		second.clock.now = s.clock.now
 		if !s.ExpireIfDue() || !errors.Is(s.Err(), ErrStopped) {
 			t.Errorf("lost: %v", s.Err())
 		}
-		s.dependsOn = nil
+		s.depends = false
 	})
 }
 

@@ -62,8 +62,8 @@ func (s *Session) commit(ctx context.Context, columns string) ([]string, error) 
 // heartbeats commits from now on.
 func (s *Session) dependOn(second *Session) {
 	s.mu.Lock()
-	joined := s.dependsOn != nil
-	s.dependsOn = second
+	joined := s.depends
+	s.second, s.depends = second, true
 	s.mu.Unlock()
 	if joined {
 		return

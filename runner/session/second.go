@@ -58,10 +58,10 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 	s.openingSecond.Lock()
 	defer s.openingSecond.Unlock()
 	s.mu.Lock()
-	second := s.second
+	second, depends := s.second, s.depends
 	s.mu.Unlock()
 	if second != nil {
-		if second.EndError() == nil {
+		if depends || second.EndError() == nil {
 			return second, nil
 		}
 		second.Close()
@@ -102,7 +102,7 @@ func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	return second, nil
 }
 
-// DropSecond closes the second session.
+// DropSecond closes the second session. It is not for a quorum, which depends on that session.
 func (s *Session) DropSecond() {
 	s.openingSecond.Lock()
 	defer s.openingSecond.Unlock()

@@ -120,7 +120,7 @@ type Session struct {
 	lacks       string              // the characters that the server is known to lack: see encoding.go
 	server      serverFacts
 	second      *Session // that commits for this one (second.go), or nil
-	dependsOn   *Session // the second session, once this one's deadline depends on it; or nil
+	depends     bool     // the second session's deadline and end count for this one, too
 }
 
 // state says how a session ends. It only goes forward:
@@ -252,8 +252,8 @@ func (s *Session) Deadline() boottime.Instant {
 // deadline is Deadline, for a caller that holds mu.
 func (s *Session) deadline() boottime.Instant {
 	deadline := s.provenAt.Add(leasetime.HolderShare(s.cfg.Lease))
-	if s.dependsOn != nil {
-		deadline = min(deadline, s.dependsOn.Deadline())
+	if s.depends {
+		deadline = min(deadline, s.second.Deadline())
 	}
 	return deadline
 }
