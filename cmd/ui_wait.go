@@ -194,12 +194,12 @@ func (o *options) observe(cfg *runner.Config, work string) {
 	s.cfg.ApplicationName = "pglead"
 	cfg.CommandObserver.Started = s.end
 	hasStatus, to := u.hasStatus(), &cfg.Lock.Observer
-	to.LongDelay = longDelay
+	cfg.Lock.LongDelay = longDelay
 	switch {
 	case hasStatus:
 		to.Beside = s.keepStatus
 	case (os.Getenv("CI") != "" || u.watched()) && !o.quiet: // or it is a terminal without a status line
-		to.Waiting, to.LongDelay = s.logRarely, 0
+		to.Waiting, cfg.Lock.LongDelay = s.logRarely, 0
 	}
 	to.Away = func(obstacle error) {
 		if obstacle == nil {

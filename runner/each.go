@@ -141,7 +141,7 @@ func (e *each) passes(ctx context.Context) {
 			return
 		}
 		rest := min(pace.Between(crowd.NextPoll(polls)), left)
-		e.cfg.Lock.SayAttemptAfter(rest)
+		e.cfg.Lock.SayTryingAfter(rest)
 		if !pace.Sleep(ctx, rest) {
 			return
 		}

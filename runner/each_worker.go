@@ -150,7 +150,7 @@ func (w *worker) pick(ctx context.Context) (*job, error) {
 		}
 		cfg := w.cfg.Lock
 		cfg.Claim, cfg.Log, cfg.Observer = j.claim(), j.log, w.observer(j.ID)
-		cfg.SayAttemptAfter(0)
+		cfg.SayTrying()
 		j.lock = w.list.Item(cfg, w.returning)
 		skipped, err := w.skipIfRun(ctx, j)
 		if !skipped {

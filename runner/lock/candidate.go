@@ -128,7 +128,7 @@ func (c *Candidate) attempt(ctx context.Context, start StartGuard) (*Held, error
 
 // openSession opens a session whose login carries the SQL expression firstTry, or none.
 func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
-	c.cfg.SayAttemptAfter(0)
+	c.cfg.SayTrying()
 	of := c.cfg.sessionConfig()
 	of.FirstTry, of.LoginQuestion = firstTry, cmp.Or(c.cfg.Ledger.QuestionSQL(of.Transaction), of.LoginQuestion)
 	if c.cfg.Wait > 0 {
@@ -241,7 +241,7 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 		p.said = reason
 		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", reason, "retry_in", rest)
 	}
-	cfg.SayAttemptAfter(rest)
+	cfg.SayTryingAfter(rest)
 	if !pace.Sleep(ctx, rest) {
 		return context.Cause(ctx)
 	}

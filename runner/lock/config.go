@@ -43,6 +43,9 @@ type Config struct {
 	Observer Observer
 	Log      *slog.Logger
 
+	// LongDelay: a longer lock-delay than this is logged as a warning.
+	LongDelay time.Duration
+
 	ofList bool // the session is a List's: it outlives the lock, has others, and stands in no line
 }
 

@@ -88,7 +88,7 @@ func announceDeaths(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	if !tellWaiters && owing == nil {
 		return
 	}
-	cfg.SayAttemptAfter(cfg.LockDelay)
+	cfg.SayTryingAfter(cfg.LockDelay)
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0)), errTooLate)
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {

@@ -8,9 +8,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Observer is told of the wait for the locks, for people and for a supervisor of this process. All
-// of its fields but LongDelay are functions. Each of these may be nil, and none but Beside may
-// block.
+// Observer is told of the wait for the locks, for people and for a supervisor of this process. Each
+// of its functions may be nil, and none but Beside may block.
 type Observer struct {
 	// Waiting is called when a wait begins, and about once a minute from then on, with the holders
 	// of the locks and their waiters. Each call costs one more question to the server.
@@ -21,8 +20,6 @@ type Observer struct {
 	// Delayed is called when a lock-delay begins, with the time when it will end, and with
 	// the zero time when it is over.
 	Delayed func(until time.Time)
-	// LongDelay: a longer lock-delay than this is logged as a warning.
-	LongDelay time.Duration
 	// Beside runs in a goroutine of its own while a session waits for the locks. backend is the
 	// session's process number at the server.
 	Beside func(ctx context.Context, backend uint32)
@@ -38,8 +35,11 @@ func (o Observer) SayAlive(within time.Duration) {
 	}
 }
 
-// SayAttemptAfter calls Alive for a rest, and the attempt after it.
-func (cfg *Config) SayAttemptAfter(rest time.Duration) {
+// SayTrying calls Alive for an attempt.
+func (cfg *Config) SayTrying() { cfg.SayTryingAfter(0) }
+
+// SayTryingAfter calls Alive for a rest, and the attempt after it.
+func (cfg *Config) SayTryingAfter(rest time.Duration) {
 	cfg.Observer.SayAlive(rest + cfg.AttemptMost())
 }
 
@@ -63,7 +63,7 @@ const tellEvery = time.Minute
 
 // tellObserver calls Alive, and Waiting when it is due.
 func (w *waiter) tellObserver(ctx context.Context) error {
-	w.cfg.SayAttemptAfter(0)
+	w.cfg.SayTrying()
 	o := w.cfg.Observer
 	if o.Waiting == nil || !w.told.IsZero() && time.Since(w.told) < tellEvery {
 		return nil

@@ -114,7 +114,7 @@ func (b *bid) waitOut(ctx context.Context, delay time.Duration) error {
 // when it returns done, hold returns, too.
 func (b *bid) hold(ctx context.Context, delay time.Duration, why string, ask func() (done bool, err error)) (early bool, err error) {
 	b.logDelay(ctx, delay, why)
-	b.cfg.SayAttemptAfter(delay)
+	b.cfg.SayTryingAfter(delay)
 	defer b.cfg.Observer.delayed(delay)()
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
@@ -149,7 +149,7 @@ func (b *bid) hold(ctx context.Context, delay time.Duration, why string, ask fun
 
 func (b *bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 	level := LevelNotice
-	if delay > b.cfg.Observer.LongDelay {
+	if delay > b.cfg.LongDelay {
 		level = slog.LevelWarn
 	}
 	most := (delay + time.Second - 1).Truncate(time.Second)
