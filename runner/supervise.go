@@ -88,7 +88,7 @@ type command interface {
 //	     guardProcess.checkTime             the guard's own alarm, in case this process is stopped
 //	     guardProcess.terminate, killRound  SIGTERM, if there is a grace; SIGKILL, in rounds
 //	     Child.killGuard, killInPlaceOf     if the guard is too slow, pglead kills in its place
-//	     guardProcess.untilDead             the guard reports that all are reaped
+//	     guardProcess.reportDeath           the guard reports that all are reaped
 //	     Child.listen                       closes Done
 //	     conclude                           turns that into a LockLostError
 //	     run.reportLoss, ReportLostRuns     tells the waiters, on a new session

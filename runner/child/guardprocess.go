@@ -150,7 +150,26 @@ func newCommandTree() commandTree { return commandTree{pidfd: -1} }
 // exited by itself in its first instants (firstInstants), and nothing else happened. Otherwise it
 // returns once pglead has hung up.
 func (g *guardProcess) untilDead() (again bool) {
-	brief := g.firstInstants()
+	brief := g.awaitDeath()
+	g.leaveSocket()
+	if brief && g.req.KeepGuard && g.report.Status.Exited() {
+		g.report.Ready = 1 // see reuse.go
+	}
+	err := g.reportDeath()
+	if err == nil && g.report.Ready != 0 {
+		return true
+	}
+	for err == nil { // pglead hangs up when it has read the report
+		_, _, err = readMessage(blocking{g.fd})
+	}
+	g.releaseUntold(err)
+	return false
+}
+
+// awaitDeath waits until all are dead and reaped, kills them if need be, and says whether the command
+// was brief.
+func (g *guardProcess) awaitDeath() (brief bool) {
+	brief = g.firstInstants()
 	for !g.reapChildren() {
 		brief = false
 		if g.tree == treeKilled {
@@ -161,26 +180,21 @@ func (g *guardProcess) untilDead() (again bool) {
 	if g.pidfd >= 0 {
 		_ = unix.Close(g.pidfd)
 	}
-	g.leaveSocket()
-	if brief && g.req.KeepGuard && g.report.Status.Exited() {
-		g.report.Ready = 1 // see reuse.go
-	}
+	return brief
+}
+
+// reportDeath tells pglead that the tree is dead. If pglead is stopped, and its socket full, the end
+// of the connection comes first.
+func (g *guardProcess) reportDeath() error {
 	err := writeMessage(impatient{g.fd}, msgDone, g.report.encode())
 	if g.report.Ready == 0 || err != nil {
 		removeCgroup(g.cgroup)
 	}
 	g.endConnection()
-	if errors.Is(err, unix.EAGAIN) { // pglead is stopped, and its socket full
+	if errors.Is(err, unix.EAGAIN) {
 		err = writeMessage(blocking{g.fd}, msgDone, g.report.encode())
 	}
-	if err == nil && g.report.Ready != 0 {
-		return true
-	}
-	for err == nil { // pglead hangs up when it has read the report
-		_, _, err = readMessage(blocking{g.fd})
-	}
-	g.releaseUntold(err)
-	return false
+	return err
 }
 
 // waitMost limits each wait. If a SIGCHLD was missed, the guard notices a stopped command, or a dead

@@ -74,7 +74,7 @@ func (g *guardProcess) terminate(why Ending) {
 	g.askToEnd()
 }
 
-// decideKill decides that the tree is killed; untilDead does it, in rounds.
+// decideKill decides that the tree is killed; awaitDeath does it, in rounds.
 func (g *guardProcess) decideKill(why Ending) {
 	if g.tree != treeKilled {
 		g.enter(treeKilled, why)
