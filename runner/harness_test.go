@@ -45,11 +45,10 @@ func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }
 // is told, all that is logged, and all calls of hooks and of the observer.
 type scene struct {
 	supervision
-	sent      chan os.Signal
-	deadlines chan boottime.Instant
-	fate      *playedLock
-	job       *playedCommand
-	restored  int // how often the terminal was given its modes again
+	sent     chan os.Signal
+	fate     *playedLock
+	job      *playedCommand
+	restored int // how often the terminal was given its modes again
 
 	transcript strings.Builder
 }
@@ -57,8 +56,8 @@ type scene struct {
 // newScene makes a scene. It has to be called in a bubble of virtual time (synctest).
 func newScene() *scene {
 	s := &scene{
-		sent: make(chan os.Signal, 64), deadlines: make(chan boottime.Instant, 1),
-		fate: &playedLock{lost: make(chan struct{}), stepDowns: make(chan lock.StepDown, 1)},
+		sent: make(chan os.Signal, 64),
+		fate: &playedLock{lost: make(chan struct{}), deadlines: make(chan boottime.Instant, 1), stepDowns: make(chan lock.StepDown, 1)},
 	}
 	s.job = &playedCommand{told: s.say, events: make(chan child.Event, 16), done: make(chan struct{})}
 	withoutTime := func(_ []string, a slog.Attr) slog.Attr {
@@ -68,12 +67,12 @@ func newScene() *scene {
 		return a
 	}
 	s.supervision = supervision{
-		cfg:  &Config{Lock: lock.Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}}},
+		run:  &run{process: &process{}, signals: s.sent},
 		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
-		renewed: s.deadlines, signals: s.sent,
 		onLoss:          func(reason error) { s.say("hook: " + reason.Error()) },
 		restoreTerminal: func() { s.restored++ },
 	}
+	s.cfg.Lock.Session = session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}
 	s.log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
 	s.cfg.CommandObserver.Interrupted = func() { s.say("observer: interrupted") }
 	return s
@@ -123,7 +122,7 @@ func exits(result child.Result) func(*scene) {
 func reports(event child.Event) func(*scene) { return func(s *scene) { s.job.events <- event } }
 
 func renews(deadline time.Duration) func(*scene) {
-	return func(s *scene) { s.deadlines <- boottime.Instant(deadline) }
+	return func(s *scene) { s.fate.deadlines <- boottime.Instant(deadline) }
 }
 
 func asksToStepDown(s *scene) {
@@ -147,6 +146,7 @@ func asksToStepDown(s *scene) {
 // playedLock is a lock that is lost when a test says so.
 type playedLock struct {
 	lost      chan struct{}
+	deadlines chan boottime.Instant
 	asked     atomic.Bool
 	stepDowns chan lock.StepDown
 	askerLate time.Duration
@@ -158,10 +158,11 @@ type playedLock struct {
 	err error
 }
 
-func (l *playedLock) Lost() <-chan struct{}           { return l.lost }
-func (l *playedLock) Asked() bool                     { return l.asked.Load() }
-func (l *playedLock) StepDowns() <-chan lock.StepDown { return l.stepDowns }
-func (l *playedLock) Prefer(host string)              { l.preferred = host }
+func (l *playedLock) Lost() <-chan struct{}            { return l.lost }
+func (l *playedLock) Renewed() <-chan boottime.Instant { return l.deadlines }
+func (l *playedLock) Asked() bool                      { return l.asked.Load() }
+func (l *playedLock) StepDowns() <-chan lock.StepDown  { return l.stepDowns }
+func (l *playedLock) Prefer(host string)               { l.preferred = host }
 
 func (l *playedLock) RecordEnd(context.Context) <-chan struct{} {
 	l.noted = true

@@ -8,10 +8,10 @@ import (
 )
 
 // linger keeps the lock after the command has ended: for the rest of --min-hold, or until somebody
-// asks for the lock or a signal asks this process to end. It returns what has asked. A request that
+// asks for the lock or a signal asks this process to end. It notes what has asked. A request that
 // came before the command's end still decides who is to have the lock next, even if --min-hold is
 // over.
-func (s *supervision) linger() (asked Asked) {
+func (s *supervision) linger() {
 	rest := s.cfg.MinHold - time.Since(s.started)
 	switch {
 	case rest > 0:
@@ -20,26 +20,28 @@ func (s *supervision) linger() (asked Asked) {
 		recorded := s.held.RecordEnd(context.Background()) // the end of the session ends this, too
 		defer func() { <-recorded }()
 	case !s.held.Asked():
-		return 0
+		return
 	}
 	for over := time.After(rest); ; {
 		select {
 		case <-over:
 			if !s.held.Asked() {
-				return 0
+				return
 			}
 			over = nil // wait for who asks: the release would have to wait for the same answer
 		case <-s.held.Lost():
-			return 0
+			return
 		case request := <-s.held.StepDowns():
 			s.held.Prefer(request.To)
 			if rest > 0 {
 				s.log.Warn("asked to step down by "+request.By+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", request.By)
 			}
-			return ByStepDown
+			s.asked |= ByStepDown
+			return
 		case sig := <-s.signals:
 			if interrupts(sig.(unix.Signal)) {
-				return BySignal
+				s.asked |= BySignal
+				return
 			}
 		}
 	}

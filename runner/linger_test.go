@@ -64,8 +64,8 @@ func TestLinger(t *testing.T) {
 				var over time.Duration
 				s.play(test.incidents, func() {
 					time.Sleep(4 * sec)
-					if asked := s.linger(); asked != test.asked {
-						t.Errorf("asked %d, want %d", asked, test.asked)
+					if s.linger(); s.asked != test.asked {
+						t.Errorf("asked %d, want %d", s.asked, test.asked)
 					}
 					if s.held.Err() != nil {
 						s.logLateLoss()

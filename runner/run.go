@@ -105,9 +105,8 @@ func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	}
 	outcome, err := s.supervise()
 	r.held.SetEnd(endOf(outcome, err))
-	r.asked = outcome.Asked
 	if err == nil && !r.asked.Has(BySignal|ByStepDown) {
-		r.asked |= s.linger()
+		s.linger()
 	}
 	return outcome, err
 }
@@ -133,9 +132,8 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	}
 	r.child = c
 	s := &supervision{
-		cfg: &r.cfg, log: r.log, held: r.held, command: c, restoreTerminal: restoreTerminal, began: began, started: time.Now(),
-		renewed: r.held.Renewed(), signals: r.signals, kept: r.taker.handOver(),
-		onLoss: func(reason error) { r.hook(hookLost, reason) }, lossLevel: r.lossLevel,
+		run: r, held: r.held, command: c, restoreTerminal: restoreTerminal, began: began, started: time.Now(),
+		kept: r.taker.handOver(), onLoss: func(reason error) { r.hook(hookLost, reason) },
 	}
 	r.log.Info("command started", "event", "started", "pid", c.PID())
 	if started := r.cfg.CommandObserver.Started; started != nil {

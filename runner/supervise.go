@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"os"
 	"slices"
 	"time"
 
@@ -22,9 +20,8 @@ import (
 // supervision watches over a command that runs under a lock. It has the channels that report what
 // happens to the two, and what has happened so far.
 type supervision struct {
-	cfg     *Config
-	log     *slog.Logger
-	held    heldLock
+	*run
+	held    heldLock // the run's own, as is the command; in tests both are played
 	command command
 
 	began   time.Time // when the guard was told to start the command
@@ -32,15 +29,10 @@ type supervision struct {
 
 	restoreTerminal func() // to what it was before the command
 
-	renewed <-chan boottime.Instant // the session's latest deadline
-	signals <-chan os.Signal
-	kept    []keptSignal       // signals that came while the command was being started
-	onLoss  func(reason error) // called once, when the lock is lost
-
-	lossLevel slog.Level // process.lossLevel
+	kept   []keptSignal       // signals that came while the command was being started
+	onLoss func(reason error) // called once, when the lock is lost
 
 	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
-	asked      Asked            // what has asked the command to end
 	received   []unix.Signal    // other signals that the command has received
 	killAfter  <-chan time.Time // fires when the command's time to end is up; nil: it has no limit
 	unkillable string           // names the processes that SIGKILL doesn't reach
@@ -50,6 +42,7 @@ type supervision struct {
 type heldLock interface {
 	Lost() <-chan struct{}
 	Err() error
+	Renewed() <-chan boottime.Instant // the session's latest deadline
 
 	Asked() bool // to step down
 	StepDowns() <-chan lock.StepDown
@@ -121,7 +114,7 @@ func (s *supervision) supervise() (Outcome, error) {
 			return s.conclude()
 		case <-s.lost:
 			s.lockLost()
-		case deadline := <-s.renewed:
+		case deadline := <-s.held.Renewed():
 			s.command.Renew(deadline)
 		case sig := <-s.signals:
 			s.command.Forward(sig.(unix.Signal))
