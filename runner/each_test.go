@@ -71,11 +71,12 @@ func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *job) {
 	if !locking.Session.Transaction {
 		e.shared = list
 	}
-	w := &worker{each: e, list: list, upNext: &item}
-	j, err := w.pick(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	w := &worker{each: e, list: list}
+	got := w.pick(t.Context(), &item)
+	if got.err != nil {
+		t.Fatal(got.err)
 	}
+	j := got.next
 	if tried := w.swap(nil, j); tried != nil || !j.lock.Granted() {
 		t.Fatalf("granted %t, %v", j.lock.Granted(), tried)
 	}
@@ -88,8 +89,8 @@ func TestRunMeanwhile(t *testing.T) {
 	server := testserver.Start(t, nil)
 	w, j := workerOn(t, lockOn(t, server), 1)
 	w.hear(j.name(), true)
-	if ready, err := w.settleOrSkip(t.Context(), j, nil, false); ready || err != nil || w.tally.Done != 1 {
-		t.Errorf("ready %t, %v, %+v", ready, err, w.tally)
+	if got := w.settleOrSkip(t.Context(), j, nil, false); got.next != nil || got.err != nil || w.tally.Done != 1 {
+		t.Errorf("%+v, %+v", got, w.tally)
 	}
 	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {
 		t.Error("its lock is still held")
@@ -181,8 +182,8 @@ func TestSharedConnection(t *testing.T) {
 		locking := lockOn(t, server)
 		locking.Session.Transaction = tt.transaction
 		w, j := workerOn(t, locking, tt.parallel)
-		if ready, err := w.settleOrSkip(t.Context(), j, nil, false); !ready {
-			t.Fatal(err)
+		if got := w.settleOrSkip(t.Context(), j, nil, false); got.next == nil {
+			t.Fatal(got.err)
 		}
 		if cfg := w.newRun(j).childConfig(); cfg.SharesSocket != tt.shares || cfg.SocketLinger != tt.linger {
 			t.Errorf("%+v: shares %t, for %v", tt, cfg.SharesSocket, cfg.SocketLinger)

@@ -30,21 +30,27 @@ import (
 //	      runCommand     as for pglead run (run.go)
 type worker struct {
 	*each
-	list   *lock.List
-	queue  <-chan string
-	guard  *child.Guard // ready for a command, or nil
-	brief  bool         // the last command was brief, so its guard can have another one
-	upNext *string      // to try before the queue's: it was awaited, or fetched too early
+	list  *lock.List
+	queue <-chan string
+	guard *child.Guard // the last command's, or the next one's; nil before the first
+	brief bool         // the last command was brief, so its guard can have another one
+}
+
+// fetched is what a fetch ends with. Without any of these, no item in the queue was free.
+type fetched struct {
+	next  *job    // whose lock the worker now has
+	retry *string // an item that was fetched too early: it comes before those in the queue
+	err   error
 }
 
 // loop works on the items in the queue until the queue is closed.
 func (w *worker) loop(ctx context.Context) error {
 	defer func() {
-		if w.guard != nil {
+		if w.guard.Idle() {
 			w.guard.Close()
 		}
 	}()
-	next, err := w.releaseAndFetch(ctx, nil)
+	next, err := w.releaseAndFetch(ctx, nil, nil)
 	var last *job
 	for next != nil {
 		got := w.releaseBeside(ctx, last) // releases the last one's lock
@@ -52,9 +58,9 @@ func (w *worker) loop(ctx context.Context) error {
 		if failed != nil {
 			w.cancel(failed) // also ends the fetch
 		}
-		fetched := <-got
-		last, next = ran, fetched.next
-		if err = cmp.Or(failed, fetched.err); err != nil {
+		ahead := <-got
+		last, next = ran, ahead.next
+		if err = cmp.Or(failed, ahead.err); err != nil {
 			w.releaseLast(last)
 			if next != nil {
 				w.giveBack(next)
@@ -62,7 +68,7 @@ func (w *worker) loop(ctx context.Context) error {
 			return err
 		}
 		if next == nil { // nothing was fetched ahead
-			next, err = w.releaseAndFetch(ctx, last)
+			next, err = w.releaseAndFetch(ctx, last, ahead.retry)
 			last = nil
 		}
 	}
@@ -70,39 +76,50 @@ func (w *worker) loop(ctx context.Context) error {
 }
 
 // releaseAndFetch releases the lock of the last command, if there is one, and takes the lock of
-// the next free item, for which it waits. It returns nil at the end of the list.
-func (w *worker) releaseAndFetch(ctx context.Context, last *job) (*job, error) {
+// the next free item, for which it waits. It begins with the item first, or else with the queue. It
+// returns nil at the end of the list.
+func (w *worker) releaseAndFetch(ctx context.Context, last *job, first *string) (*job, error) {
 	for ; ; last = nil { // its lock is free after the first round
-		next, err := w.fetchQueued(ctx, last, false)
-		if next != nil || err != nil || !w.awaitItem(ctx) {
-			return next, err
+		got := w.fetchQueued(ctx, last, first, false)
+		if got.next != nil || got.err != nil {
+			return got.next, got.err
+		}
+		if first = got.retry; first == nil {
+			item, ok := <-w.queue
+			if !ok {
+				return nil, nil
+			}
+			first = &item
+		}
+		if ctx.Err() != nil {
+			return nil, nil
 		}
 	}
 }
 
 // fetchQueued is releaseAndFetch for the items that are in the queue by now: if none of them is
-// free, it returns nil. If it fetches ahead, the command that runs has the guard.
-func (w *worker) fetchQueued(ctx context.Context, last *job, ahead bool) (*job, error) {
-	for ; ; last = nil { // its lock is free after the first round
-		next, err := w.pick(ctx)
-		if next != nil && !ahead {
-			if err = w.readyGuard(); err != nil { // the guard gets ready while the server answers
-				w.forget(next)
-				next = nil
+// free, it returns none. If it fetches ahead, the command that runs has the guard.
+func (w *worker) fetchQueued(ctx context.Context, last *job, first *string, ahead bool) fetched {
+	for ; ; last, first = nil, nil { // its lock is free after the first round
+		got := w.pick(ctx, first)
+		if got.next != nil && !ahead {
+			if err := w.readyGuard(); err != nil { // the guard gets ready while the server answers
+				w.forget(got.next)
+				got = fetched{err: err}
 			}
 		}
+		next := got.next
 		if next == nil {
 			w.releaseLast(last)
-			return nil, err
+			return got
 		}
 		tried := w.swap(last, next)
-		ready, err := w.settleOrSkip(ctx, next, tried, ahead)
-		if ready {
-			return next, nil
+		if got = w.settleOrSkip(ctx, next, tried, ahead); got.next != nil {
+			return got
 		}
 		w.forget(next)
-		if err != nil || ahead && w.upNext != nil {
-			return nil, err
+		if got.retry != nil || got.err != nil {
+			return got
 		}
 	}
 }
@@ -125,13 +142,13 @@ func (w *worker) swap(last, next *job) (tried error) {
 	return tried
 }
 
-// pick returns the next item to try, or nil if none is queued yet. It skips items that this process is
-// at, and items that it knows to have been run.
-func (w *worker) pick(ctx context.Context) (*job, error) {
-	for ctx.Err() == nil {
-		item, ok := w.nextItem()
+// pick returns the next item to try, or none if none is queued yet. It begins with the item first, if
+// there is one. It skips items that this process is at, and items that it knows to have been run.
+func (w *worker) pick(ctx context.Context, first *string) fetched {
+	for ; ctx.Err() == nil; first = nil {
+		item, ok := w.nextItem(first)
 		if !ok {
-			return nil, nil
+			return fetched{}
 		}
 		j := &job{
 			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64),
@@ -142,8 +159,7 @@ func (w *worker) pick(ctx context.Context) (*job, error) {
 			w.skip(j, alreadyDone)
 			continue
 		case other.worker == w: // its lock is free once the last command has ended
-			w.upNext = &item
-			return nil, nil
+			return fetched{retry: &item}
 		default:
 			w.skip(j, heldElsewhere)
 			continue
@@ -154,32 +170,20 @@ func (w *worker) pick(ctx context.Context) (*job, error) {
 		j.lock = w.list.Item(cfg, w.returning)
 		skipped, err := w.skipIfRun(ctx, j)
 		if !skipped {
-			return j, nil
+			return fetched{next: j}
 		}
 		w.forget(j)
 		if err != nil {
-			return nil, err
+			return fetched{err: err}
 		}
 	}
-	return nil, nil
+	return fetched{}
 }
 
-// awaitItem waits for an item in the queue, unless there is one to try first. It returns false at
-// the end of the list.
-func (w *worker) awaitItem(ctx context.Context) bool {
-	if w.upNext == nil {
-		if item, ok := <-w.queue; ok {
-			w.upNext = &item
-		}
-	}
-	return w.upNext != nil && ctx.Err() == nil
-}
-
-// nextItem is the next item, if there is one by now.
-func (w *worker) nextItem() (item string, ok bool) {
-	if w.upNext != nil {
-		item, w.upNext = *w.upNext, nil
-		return item, true
+// nextItem is the item first or, without that, the next in the queue, if there is one by now.
+func (w *worker) nextItem(first *string) (item string, ok bool) {
+	if first != nil {
+		return *first, true
 	}
 	select {
 	case item, ok = <-w.queue:
@@ -191,27 +195,26 @@ func (w *worker) nextItem() (item string, ok bool) {
 // settleOrSkip waits until the previous command of a granted item is dead, and draws the token, or
 // it skips the item. tried is the error of the try. If it would wait ahead of time, the end of the
 // command that runs would be neither noted nor said meanwhile: then the item is tried again after it.
-func (w *worker) settleOrSkip(ctx context.Context, j *job, tried error, ahead bool) (ready bool, err error) {
+func (w *worker) settleOrSkip(ctx context.Context, j *job, tried error, ahead bool) fetched {
 	switch {
 	case tried != nil:
-		return false, w.skipIfBarred(j, tried)
+		return fetched{err: w.skipIfBarred(j, tried)}
 	case !j.lock.Granted():
-		return false, w.skipHeld(ctx, j)
+		return fetched{err: w.skipHeld(ctx, j)}
 	}
 	// By now this process has heard which runs ended between the first check and the grant.
 	skipped, err := w.skipIfRun(ctx, j)
 	if skipped {
 		failed := j.lock.GiveBack()
-		return false, cmp.Or(err, failed)
+		return fetched{err: cmp.Or(err, failed)}
 	}
 	if ahead && j.lock.Delayed() {
-		w.upNext = &j.item
-		return false, j.lock.GiveBack()
+		return fetched{retry: &j.item, err: j.lock.GiveBack()}
 	}
 	if j.held, err = j.lock.Settle(ctx); err == nil {
-		return true, nil
+		return fetched{next: j}
 	}
-	return false, w.skipIfBarred(j, err)
+	return fetched{err: w.skipIfBarred(j, err)}
 }
 
 // giveBack gives back a lock under which no command was started.
@@ -234,10 +237,7 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 		<-j.signals
 	}
 	outcome, err := r.runCommand(ctx)
-	if r.child != nil {
-		w.guard = r.child.ReusableGuard()
-		w.brief = w.guard != nil
-	}
+	w.guard, w.brief = r.guard, r.guard.Idle() // its guard may be a second one, or nil: see startCommand
 	j.logEnd(outcome, err)
 	ok := err == nil && !outcome.failed()
 	w.countEnd(r.child != nil, ok)
@@ -256,17 +256,15 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 	return nil, err
 }
 
-// newRun makes the run of an item's command. The run takes the worker's guard.
+// newRun makes the run of an item's command, under the worker's guard.
 func (w *worker) newRun(j *job) *run {
 	cfg := w.cfg.Config
 	cfg.Lock.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
 	cfg.Lock.Observer = w.observer(j.ID)
-	r := &run{
+	return &run{
 		process: w.process, cfg: cfg, log: j.log, signals: j.signals, held: j.held,
 		guard: w.guard, keepsGuard: true, sharesSession: w.shared != nil && w.cfg.Parallel > 1,
 	}
-	w.guard, w.brief = nil, false
-	return r
 }
 
 // logEnd logs that an item's command failed, or was killed because its lock was lost. The list
@@ -296,7 +294,7 @@ func (w *worker) countEnd(ran, ok bool) {
 
 // readyGuard makes sure that there is a guard for the next command.
 func (w *worker) readyGuard() (err error) {
-	if w.guard == nil {
+	if !w.guard.Idle() {
 		w.guard, err = w.process.newGuard(w.list.Session)
 	}
 	return err
@@ -333,27 +331,21 @@ func (w *worker) forget(j *job) {
 
 // aheadMost is how long a lock that was fetched ahead is kept while the worker is busy: others skip
 // the item meanwhile. It is as long as a brief command may last, since a worker fetches ahead only
-// after a brief command, and expects another (see child.Child.ReusableGuard).
+// after a brief command, and expects another (see child.Guard.Idle).
 const aheadMost = 20 * time.Millisecond
 
-// fetched is what was fetched ahead: the next item, whose lock the worker now has, or nil.
-type fetched struct {
-	next *job
-	err  error
-}
-
-// releaseBeside releases the last command's lock, beside the command that starts next.
-// If the last command was brief, it fetches the next item's lock, too.
+// releaseBeside releases the last command's lock, beside the command that starts next. If the last
+// command was brief, it fetches the next item's lock, too. The caller has to receive what it got.
 func (w *worker) releaseBeside(ctx context.Context, last *job) <-chan fetched {
 	got := make(chan fetched)
 	ahead := w.brief && !w.cfg.Lock.Session.Transaction // with transactions a worker has one lock at a time
 	go func() {
-		defer close(got)
 		if ahead {
 			w.fetchAhead(ctx, last, got)
-		} else {
-			w.releaseLast(last)
+			return
 		}
+		w.releaseLast(last)
+		got <- fetched{}
 	}()
 	return got
 }
@@ -361,19 +353,18 @@ func (w *worker) releaseBeside(ctx context.Context, last *job) <-chan fetched {
 // fetchAhead fetches the next item's lock, and gives it back if the command doesn't end
 // within aheadMost.
 func (w *worker) fetchAhead(ctx context.Context, last *job, got chan<- fetched) {
-	next, err := w.fetchQueued(ctx, last, true)
-	if next == nil {
-		got <- fetched{err: err}
-		return
+	ahead := w.fetchQueued(ctx, last, nil, true)
+	if next := ahead.next; next != nil {
+		wanted := time.NewTimer(aheadMost)
+		defer wanted.Stop()
+		select {
+		case got <- ahead:
+			return
+		case <-wanted.C:
+		case <-ctx.Done():
+		}
+		w.giveBack(next)
+		ahead = fetched{retry: &next.item}
 	}
-	wanted := time.NewTimer(aheadMost)
-	defer wanted.Stop()
-	select {
-	case got <- fetched{next: next}:
-		return
-	case <-wanted.C:
-	case <-ctx.Done():
-	}
-	w.upNext = &next.item
-	w.giveBack(next)
+	got <- ahead
 }

@@ -66,7 +66,7 @@ type Config struct {
 	// this one, so SocketLinger has to be as long as they may live.
 	SharesSocket bool
 
-	// KeepGuard keeps the guard for another command, if it can take one: see Child.ReusableGuard.
+	// KeepGuard keeps the guard for another command, if it can take one: see Guard.Idle.
 	// Such commands run in the guard's session, each in a group of its own. KeepGuard has no effect
 	// with a terminal, since a terminal sends signals to sessions and groups.
 	KeepGuard bool
@@ -91,8 +91,9 @@ type Child struct {
 	excused atomic.Bool // the guard has said what it can't kill, so it isn't killed for being late
 	late    atomic.Bool // pglead has killed the guard for being late
 
-	mu      sync.Mutex // guards all that follows
-	orders  orderState
+	mu      sync.Mutex       // guards all that follows
+	ordered bool             // pglead has given the guard an order
+	over    bool             // the tree is dead, and the guard may have another command
 	renewed boottime.Instant // the last deadline that was sent to the guard
 }
 
@@ -171,8 +172,7 @@ func (c *Child) listen() {
 			if report.decode(body) != nil {
 				continue
 			}
-			c.result = report.Result
-			keep := report.Ready != 0 && c.handOn()
+			keep := c.end(report)
 			close(c.done) // the lock can be released before the guard has ended
 			if !keep {
 				c.guard.hangUp()
@@ -219,15 +219,14 @@ func (c *Child) TellLost() {
 	time.AfterFunc(grace+c.cfg.GuardPatience, c.killGuard)
 }
 
-// order gives the guard an order. It returns false if the command is dead and the guard
-// may have another command.
+// order gives the guard an order. It returns false if the command is dead.
 func (c *Child) order(k kind, n int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.orders == guardHandedOn {
+	if c.over {
 		return false
 	}
-	c.orders = ordersGiven
+	c.ordered = true
 	c.guard.send(guardOrder{k, n})
 	return true
 }
@@ -253,7 +252,7 @@ const renewalStep = 250 * time.Millisecond
 func (c *Child) Renew(deadline boottime.Instant) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.orders != guardHandedOn && deadline.Sub(c.renewed) >= renewalStep && c.guard.renew(deadline) {
+	if !c.over && deadline.Sub(c.renewed) >= renewalStep && c.guard.renew(deadline) {
 		c.renewed = deadline
 	}
 }

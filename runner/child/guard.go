@@ -26,6 +26,7 @@ type Guard struct {
 	pid     int
 	control *os.File // this end of the socket pair
 	cgroup  string   // the control group that the guard makes for its commands if it may, or empty
+	idle    bool     // see Idle; while a command runs, Child.end may set it
 
 	mu       sync.Mutex   // guards all that follows
 	renewals int          // this end of the pipe, or -1
@@ -95,6 +96,7 @@ func (g *Guard) spawn(socket syscall.Conn) error {
 // Close ends a guard that has no command. It hangs up, and also kills, since a stopped
 // guard doesn't notice a hang-up.
 func (g *Guard) Close() {
+	g.idle = false
 	g.hangUp()
 	g.kill()
 	g.reap()

@@ -58,7 +58,7 @@ func NewGuards(stdin *os.File) (*Guards, error) {
 // socket is the connection that the lock depends on, or nil. The guard holds it open until
 // the tree is dead, even if this process is gone.
 func (gs *Guards) Start(socket syscall.Conn) (*Guard, error) {
-	g := &Guard{guards: gs, cgroup: newCgroup(gs.cgroup()), renewals: -1}
+	g := &Guard{guards: gs, cgroup: newCgroup(gs.cgroup()), renewals: -1, idle: true}
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	if err := g.spawn(socket); err != nil {

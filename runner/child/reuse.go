@@ -9,45 +9,24 @@ package child
 //
 //	guardProcess.firstInstants   the command was dead within 20 ms, and nothing else happened
 //	guardProcess.untilDead       it exited, and nothing of it is left; the report says Ready
-//	Child.handOn                 pglead has sent no order that would reach the next command
-//	Child.ReusableGuard          pglead takes the guard from the Child for the next command
+//	Child.end                    pglead has sent no order that would reach the next command
+//	Guard.Idle                   pglead uses the guard for the next command
 //	guardProcess.receive         the next command begins anew, with a deadline of its own
 //
 // Such commands run in the guard's session, each in a group of its own (guardProcess.start).
 // They share a control group, which is empty between two of them.
 
-// orderState says whether orders for a command may go to its guard:
-//
-//	noOrders → ordersGiven      the guard ends with this command
-//	noOrders → guardHandedOn    the command has ended, and the guard may have another
-type orderState int
-
-const (
-	noOrders orderState = iota
-	ordersGiven
-	guardHandedOn
-)
-
-// handOn leaves the guard to another command, unless an order may be on its way to it.
-func (c *Child) handOn() bool {
+// end notes the end of the tree, and whether the guard is idle again. It is not if an order may be
+// on its way to it, which would reach the next command.
+func (c *Child) end(report doneReport) (idle bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.orders == ordersGiven {
-		return false
-	}
-	c.orders = guardHandedOn
-	return true
+	idle = report.Ready != 0 && !c.ordered
+	c.result, c.over, c.guard.idle = report.Result, true, idle
+	return idle
 }
 
-// ReusableGuard is the guard if it is ready for another command, or nil. It is ready with
-// Config.KeepGuard, if the command ended by itself within an instant and left nothing
-// behind, and nobody gave an order. ReusableGuard may be called after Done. The caller has to use
-// or close the guard.
-func (c *Child) ReusableGuard() *Guard {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.orders != guardHandedOn {
-		return nil
-	}
-	return c.guard
-}
+// Idle says whether the guard can start a command. A new one can. After a command it can with
+// Config.KeepGuard, if the command ended by itself within an instant and left nothing behind, and
+// nobody gave an order; Child.Done must be closed by then. No nil guard is idle.
+func (g *Guard) Idle() bool { return g != nil && g.idle }

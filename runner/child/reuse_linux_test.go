@@ -32,7 +32,8 @@ func usedGuard(t *testing.T, socket syscall.Conn, cfg child.Config, during func(
 	}
 	cfg.Deadline, cfg.KeepGuard = far(), true
 	for began := time.Now(); time.Since(began) < patience; {
-		c, err := newGuard(t, socket).StartCommand(t.Context(), cfg)
+		g := newGuard(t, socket)
+		c, err := g.StartCommand(t.Context(), cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,7 +44,7 @@ func usedGuard(t *testing.T, socket syscall.Conn, cfg child.Config, during func(
 		if r.Ending != child.Exited || r.Killed != 0 {
 			t.Fatalf("%+v", r)
 		}
-		if g := c.ReusableGuard(); g != nil {
+		if g.Idle() {
 			return g
 		}
 	}
@@ -64,8 +65,8 @@ func startAgain(t *testing.T, g *child.Guard, cfg child.Config, role string, arg
 	t.Cleanup(func() {
 		c.Kill()
 		<-c.Done()
-		if next := c.ReusableGuard(); next != nil {
-			next.Close()
+		if g.Idle() {
+			g.Close()
 		}
 	})
 	if child.GuardPID(c) != guard {
@@ -86,7 +87,7 @@ func TestAgainIsAsBefore(t *testing.T) {
 		cat /proc/self/oom_score_adj; test -e /proc/$$/cgroup && sed 's/pglead-[0-9a-f]*/pglead/' /proc/$$/cgroup; } >"$0"; test "$1" = once || exit 0
 		umask 077; ulimit -n 50; cd /; trap '' TERM HUP USR1; export LEFT=1; kill -STOP 0 & kill %1`
 	dir := t.TempDir()
-	looks := func(g *child.Guard, name string) (string, *child.Guard) {
+	looks := func(g *child.Guard, name string) string {
 		file := filepath.Join(dir, name)
 		c, err := g.StartCommand(t.Context(), child.Config{
 			Path: "/bin/sh", Args: []string{"sh", "-c", look, file}, Env: []string{"PATH=" + os.Getenv("PATH"), "ALONE=1"},
@@ -100,19 +101,16 @@ func TestAgainIsAsBefore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return regexp.MustCompile(`/proc/\d+/`).ReplaceAllString(string(text), "/proc/N/"), c.ReusableGuard()
+		if g.Idle() {
+			g.Close()
+		}
+		return regexp.MustCompile(`/proc/\d+/`).ReplaceAllString(string(text), "/proc/N/")
 	}
-	first, g := looks(newGuard(t, nil), "first")
-	if g != nil {
-		g.Close()
-	}
-	second, g := looks(usedGuard(t, nil, child.Config{
+	first := looks(newGuard(t, nil), "first")
+	second := looks(usedGuard(t, nil, child.Config{
 		Path: "/bin/sh", Env: []string{"LEFT=1"},
 		Args: []string{"sh", "-c", "umask 077; ulimit -n 50; cd /; trap '' TERM HUP USR1; exec 9>/dev/null; export LEFT=1"},
 	}, nil), "second")
-	if g != nil {
-		g.Close()
-	}
 	if first != second {
 		t.Errorf("the first command found\n%s\nthe second\n%s", first, second)
 	}
@@ -172,7 +170,7 @@ func TestNotAgain(t *testing.T) {
 			}
 		}
 		await(t, c)
-		if c.ReusableGuard() != nil {
+		if g.Idle() {
 			t.Errorf("%s: the guard is to have another command", name)
 		}
 		for began := time.Now(); unix.Kill(guard, 0) != unix.ESRCH; time.Sleep(time.Millisecond) {
@@ -224,12 +222,13 @@ func TestAgainKills(t *testing.T) {
 		},
 	} {
 		dir := t.TempDir()
-		c := startAgain(t, usedGuard(t, nil, child.Config{}, nil), child.Config{}, "tree", dir, fmt.Sprint(breadth))
+		g := usedGuard(t, nil, child.Config{}, nil)
+		c := startAgain(t, g, child.Config{}, "tree", dir, fmt.Sprint(breadth))
 		pids := awaitRecords(dir, treeSize(breadth))
 		ending := kill(c)
 		r := await(t, c)
 		assertDead(t, pids)
-		if r.Ending != ending || c.ReusableGuard() != nil {
+		if r.Ending != ending || g.Idle() {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
@@ -334,7 +333,7 @@ func TestManyRenewals(t *testing.T) {
 			c.Renew(far().Add(time.Duration(n*1000+i) * time.Second))
 		}
 		await(t, c)
-		if g = c.ReusableGuard(); g == nil {
+		if !g.Idle() {
 			g = usedGuard(t, nil, child.Config{}, nil)
 		}
 	}

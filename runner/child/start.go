@@ -39,9 +39,9 @@ var (
 	errGuardSilent  = &GuardError{true, "the guard process did not start the command in time", ""} // it was stopped, or had no time to run
 )
 
-// StartCommand makes the guard start the command, and returns when the command runs. The caller
-// must not use the guard any more, with or without an error; Child.ReusableGuard may return it for
-// another command. Errors are
+// StartCommand makes the guard, which has to be idle, start the command, and returns when the command
+// runs. After an error the guard has ended. With the command it ends, too, unless it is Idle then.
+// Errors are
 //
 //	*LookupError    the command can't be executed
 //	ErrTooLate      the lease was over before
@@ -52,6 +52,7 @@ var (
 // A guard that is stopped, or hangs, can't make this process keep the lock: StartCommand
 // returns by the deadline, and soon after the end of ctx.
 func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
+	g.idle = false
 	if boottime.Now() >= cfg.Deadline {
 		g.Close()
 		return nil, ErrTooLate
