@@ -32,17 +32,11 @@ func (o *options) prepare(cmd *cobra.Command, args []string, example string) (ru
 		return runner.Config{}, err
 	}
 	o.configureUI(keys)
-	cfg, err := o.config(cmd, keys, args)
-	if err != nil {
-		if missing, ok := errors.AsType[*child.LookupError](err); ok {
-			o.noteMissing(cmd, claim, missing)
-		}
-		return runner.Config{}, err
+	cfg, err := o.config(cmd, claim, keys, args, "leading")
+	if missing, ok := errors.AsType[*child.LookupError](err); ok {
+		o.noteMissing(cmd, claim, missing)
 	}
-	warnOfSockets(o.u)
-	cfg.Lock.Claim = claim
-	o.observe(&cfg, "leading")
-	return cfg, nil
+	return cfg, err
 }
 
 // configureUI makes the ui say what the flags ask for. keys are what its messages start with.
@@ -52,7 +46,8 @@ func (o *options) configureUI(keys []string) {
 
 // config finds the command and the database, and turns flags, after check, into what the runner
 // needs. It looks up the command before anything touches the database, since a typo needs no lock.
-func (o *options) config(cmd *cobra.Command, keys, args []string) (runner.Config, error) {
+// work says what this process does while a command runs.
+func (o *options) config(cmd *cobra.Command, claim lock.Claim, keys, args []string, work string) (runner.Config, error) {
 	path, err := child.Lookup(args[0])
 	if err != nil {
 		return runner.Config{}, err
@@ -76,8 +71,9 @@ func (o *options) config(cmd *cobra.Command, keys, args []string) (runner.Config
 	about := o.description(args[0])
 	about.Keys = keys
 	connection.ApplicationName = describe.Name{Key: strings.Join(keys, ", "), Host: about.Host}.String()
-	return runner.Config{
+	cfg := runner.Config{
 		Lock: lock.Config{
+			Claim:         claim,
 			Session:       connection,
 			Description:   about,
 			Wait:          o.wait.value,
@@ -97,7 +93,10 @@ func (o *options) config(cmd *cobra.Command, keys, args []string) (runner.Config
 		MinHold:          o.minHold.value,
 		Splay:            o.splay.value,
 		Hooks:            o.hooks,
-	}, nil
+	}
+	warnOfSockets(o.u)
+	o.observe(&cfg, work)
+	return cfg, nil
 }
 
 // ledgerUse is what the flags, after check, ask of a ledger. The tick is that of this

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/lock"
 )
 
 type eachFlags struct {
@@ -94,18 +95,16 @@ func (f *eachFlags) each(cmd *cobra.Command, args []string) error {
 		f.u.log.Info("there are no items", "event", "summary")
 		return nil
 	}
-	cfg, err := f.config(cmd, f.keys, args)
+	cfg, err := f.config(cmd, lock.Claim{}, f.keys, args, "at an item")
 	if err != nil {
 		return err
 	}
-	warnOfSockets(f.u)
 	if cfg.Stdin, err = os.Open(os.DevNull); err != nil {
 		return err
 	}
 	defer cfg.Stdin.Close()
 	f.warnOfRepeats()
 	progress := f.progress(items)
-	f.observe(&cfg, "at an item")
 	tally, err := runner.Each(runner.EachConfig{
 		Config:   cfg,
 		Items:    list.items(),

@@ -110,10 +110,10 @@ func checkChoices(flags *pflag.FlagSet) (err error) {
 // commandEnvironment is pglead's own without the variables that are only for this pglead: those
 // of all commands' flags, those about the lock of an outer pglead, and systemd's.
 func commandEnvironment(called *cobra.Command) []string {
-	withheld := slices.Concat(ownVariables(called), systemdVariables())
+	notForIt := slices.Concat(ownVariables(called), systemdVariables())
 	return slices.DeleteFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
-		return slices.Contains(withheld, name)
+		return slices.Contains(notForIt, name)
 	})
 }
 

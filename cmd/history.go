@@ -91,7 +91,7 @@ func (f *historyFlags) history(cmd *cobra.Command, key string) error {
 		if err != nil {
 			return err
 		}
-		return write(cmd.OutOrStdout(), pastRuns{history: h, key: key, target: f.target(), since: f.since, every: f.every.value, width: foreground(os.Stdout)})
+		return write(cmd.OutOrStdout(), pastRuns{history: h, key: key, target: f.target(), since: f.since, every: f.every.value, width: foregroundWidth(os.Stdout)})
 	})
 }
 

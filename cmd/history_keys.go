@@ -83,7 +83,7 @@ func (f *historyFlags) list(cmd *cobra.Command, patterns []string) error {
 				f.u.log.Warn(fmt.Sprintf("more than %d locks are remembered; these are the latest", mostMatched), "event", "ledger")
 			}
 		}
-		p := pastKeys{facts: facts, width: foreground(os.Stdout), none: "no runs"}
+		p := pastKeys{facts: facts, width: foregroundWidth(os.Stdout), none: "no runs"}
 		if len(patterns) > 0 {
 			p.none += " of these keys"
 		}

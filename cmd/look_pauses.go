@@ -64,7 +64,7 @@ func (f *lookFlags) withPauses(
 // unreadable says whether the ledger can't be read now. The command can still say who has the
 // locks.
 func unreadable(err error) bool {
-	return errors.As(err, new(*ledger.LockedError)) || session.Undefined(err) || session.HasCode(err, session.InsufficientPrivilege)
+	return errors.Is(err, ledger.ErrLocked) || session.Undefined(err) || session.HasCode(err, session.InsufficientPrivilege)
 }
 
 func pausesOf(locks []*inspect.Lock) (pauses []*inspect.Pause) {

@@ -140,7 +140,7 @@ func (f *lsFlags) list(ctx context.Context, client *session.Client, patterns []s
 	text += visible.Text(f.target()) + "\n"
 	t := table{all: f.all, wide: f.output.value == "wide", role: func() string { return inspect.Role(ctx, client) }}
 	if !t.wide {
-		t.width = foreground(os.Stdout)
+		t.width = foregroundWidth(os.Stdout)
 	}
 	if taken := inUse(locks); len(taken) > 0 {
 		text = t.text(taken)

@@ -318,7 +318,7 @@ const pageWidth = 80
 func wrapHelp(root *cobra.Command) {
 	plain := root.UsageFunc()
 	root.SetUsageFunc(func(cmd *cobra.Command) error {
-		width := cmp.Or(foreground(os.Stdout), pageWidth)
+		width := cmp.Or(foregroundWidth(os.Stdout), pageWidth)
 		out := cmd.OutOrStderr()
 		var b bytes.Buffer
 		cmd.SetOut(&b)

@@ -79,7 +79,7 @@ func wantsJSON(args []string) bool {
 }
 
 func isCommand(name string) bool {
-	return slices.ContainsFunc(commands(), func(c command) bool { return c.name == name })
+	return slices.ContainsFunc(commands(), func(c subcommand) bool { return c.name == name })
 }
 
 // isUnknown says whether the first argument looks like a command, and is none.
@@ -148,8 +148,8 @@ kills the command and everything it started when the connection is lost.`,
 	return root
 }
 
-// command is one of pglead's commands. Those of a group have a heading in help.
-type command struct {
+// subcommand is one of pglead's commands. Those of a group have a heading in help.
+type subcommand struct {
 	group, name string
 	make        func(u *ui) *cobra.Command
 }
@@ -162,14 +162,14 @@ type command struct {
 //	its arguments      addCompletions in complete.go
 //	its text           REFERENCE.md, and its name in testdata/script/usage.txtar, which checks that
 //	                   its help fits 80 columns
-func commands() []command {
+func commands() []subcommand {
 	const (
 		run      = "Run a command:"
 		look     = "Look at locks, and hand over:"
 		remember = "Remember runs (ledger):"
 		setUp    = "Set up:"
 	)
-	return []command{
+	return []subcommand{
 		{run, "run", newRunCmd},
 		{run, "lead", newLeadCmd},
 		{run, "each", newEachCmd},

@@ -71,7 +71,7 @@ func newStderrUI() *ui {
 	var stat unix.Stat_t
 	u.journal = unix.Fstat(int(os.Stderr.Fd()), &stat) == nil && os.Getenv("JOURNAL_STREAM") == fmt.Sprintf("%d:%d", stat.Dev, stat.Ino)
 	if isTerminal(os.Stderr) && os.Getenv("CI") == "" {
-		u.width = func() int { return foreground(os.Stderr) }
+		u.width = func() int { return foregroundWidth(os.Stderr) }
 	}
 	return u
 }
@@ -271,9 +271,9 @@ func isTerminal(f *os.File) bool {
 	return err == nil
 }
 
-// foreground is the width of a terminal, or 0 if the file is no terminal or this process
+// foregroundWidth is the width of a terminal, or 0 if the file is no terminal or this process
 // is in its background.
-func foreground(f *os.File) int {
+func foregroundWidth(f *os.File) int {
 	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
 	if err != nil {
 		return 0

@@ -51,12 +51,12 @@ func (r *run) socketLinger() time.Duration {
 	case r.sharesSession: // by then the other commands under the session are dead, too
 		return lease
 	}
-	return leasetime.ForKill(lease) + seeSilence // the waiters in line see that the holder is silent
+	return leasetime.ForKill(lease) + silencePatience // the waiters in line see that the holder is silent
 }
 
-// seeSilence is how long those in line may take to see that a holder is silent: the 2 s that the
+// silencePatience is how long those in line may take to see that a holder is silent: the 2 s that the
 // torture allows them, and 2 s more.
-const seeSilence = 4 * time.Second
+const silencePatience = 4 * time.Second
 
 // guardPatience is how long the guard may take to kill once the lock is lost: half of the
 // time between the holder's share of the lease and the instant at which the command has

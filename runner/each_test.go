@@ -175,7 +175,7 @@ func TestSharedConnection(t *testing.T) {
 		shares      bool
 		linger      time.Duration
 	}{
-		{1, false, false, leasetime.ForKill(6*time.Second) + seeSilence},
+		{1, false, false, leasetime.ForKill(6*time.Second) + silencePatience},
 		{2, false, true, 6 * time.Second},
 		{2, true, false, 0},
 	} {

@@ -39,12 +39,12 @@ func (h Hooks) of(event hookEvent) (command string) {
 // systemd allows 90 s for a whole stop.
 const hookMost = 10 * time.Second
 
-// hookEnds is about how long a hook takes at most with the end of what it leaves running.
-const hookEnds = 2 * hookMost
+// wholeHookMost is about how long a hook takes at most with the end of what it leaves running.
+const wholeHookMost = 2 * hookMost
 
 // awaitHooks waits for the hooks at this process's end, and says how long that may take.
 func (p *process) awaitHooks(o lock.Observer) {
-	o.SayAlive(time.Duration(p.hooksLeft.Load()) * hookEnds)
+	o.SayAlive(time.Duration(p.hooksLeft.Load()) * wholeHookMost)
 	if p.lastHook != nil {
 		<-p.lastHook
 	}

@@ -145,7 +145,7 @@ func (s *supervision) aliveTicks() (tick <-chan time.Time, stop func()) {
 // the terminal may have sent it to the command, too.
 func (s *supervision) replayKept() {
 	for _, sig := range s.kept {
-		if sig.at < s.command.Born().Add(execTakes) {
+		if sig.at < s.command.Born().Add(execTime) {
 			s.command.Signal(sig.Signal)
 		} else {
 			s.command.Forward(sig.Signal)
@@ -154,9 +154,9 @@ func (s *supervision) replayKept() {
 	}
 }
 
-// execTakes is about the time from a process's fork to its exec. A signal that the terminal sends in
+// execTime is about the time from a process's fork to its exec. A signal that the terminal sends in
 // that time kills the process, so it does no harm to send another.
-const execTakes = time.Millisecond
+const execTime = time.Millisecond
 
 // after is the channel of a timer, or nil for 0.
 func after(d time.Duration) <-chan time.Time {
@@ -282,9 +282,9 @@ func (s *supervision) nameUnkillable() {
 	s.log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
 }
 
-// reasonTakes is how long, at most, the session takes to have the reason of a loss that the guard has
+// reasonPatience is how long, at most, the session takes to have the reason of a loss that the guard has
 // noticed.
-const reasonTakes = time.Second
+const reasonPatience = time.Second
 
 // conclude turns the end of the tree into an outcome.
 func (s *supervision) conclude() (Outcome, error) {
@@ -296,7 +296,7 @@ func (s *supervision) conclude() (Outcome, error) {
 		// The guard has noticed the loss before the session. The session will soon have the reason.
 		select {
 		case <-s.held.Lost():
-		case <-time.After(reasonTakes):
+		case <-time.After(reasonPatience):
 		}
 	}
 	if slices.ContainsFunc(s.received, func(sig unix.Signal) bool { return diedOf(result.Status, sig) }) {

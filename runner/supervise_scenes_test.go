@@ -77,7 +77,7 @@ func TestTimeToEnd(t *testing.T) {
 				s.kept = []keptSignal{
 					{unix.SIGUSR1, boottime.Instant(1 * sec)},
 					{unix.SIGTERM, boottime.Instant(2 * sec)},
-					{unix.SIGUSR2, boottime.Instant(3*sec + execTakes/2)},
+					{unix.SIGUSR2, boottime.Instant(3*sec + execTime/2)},
 					{unix.SIGINT, boottime.Instant(4 * sec)},
 				}
 				s.job.born = boottime.Instant(3 * sec)

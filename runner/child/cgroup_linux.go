@@ -94,14 +94,14 @@ func killCgroup(group string) {
 	}
 }
 
-// subgroupsMost is how many groups that the command has made are removed with its own.
-const subgroupsMost = 1000
+// mostSubgroups is how many groups that the command has made are removed with its own.
+const mostSubgroups = 1000
 
 // removeCgroup removes a group in which nothing is alive, and the groups that the command has made
 // in it.
 func removeCgroup(group string) {
 	if group != "" {
-		most := subgroupsMost
+		most := mostSubgroups
 		removeGroups(group, &most)
 	}
 }

@@ -135,7 +135,7 @@ func duplicate(socket syscall.Conn) (int, error) {
 // killed all the same, and the guard is waited for, and named, like the rest.
 func (gs *Guards) killInPlaceOf(g *Guard, unkillable func(names string)) (killed int64) {
 	g.hangUp()
-	for pause := 100 * time.Microsecond; !g.tryReap() && pause < guardDies; pause *= 2 {
+	for pause := 100 * time.Microsecond; !g.tryReap() && pause < deathPatience; pause *= 2 {
 		time.Sleep(pause)
 	}
 	killCgroup(g.cgroup)

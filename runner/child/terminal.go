@@ -42,11 +42,11 @@ func inForeground() bool {
 		return false
 	}
 	defer tty.Close()
-	return foreground(tty) == unix.Getpgrp()
+	return foregroundGroup(tty) == unix.Getpgrp()
 }
 
-// foreground is the process group in a terminal's foreground, or 0.
-func foreground(tty *os.File) int {
+// foregroundGroup is the process group in a terminal's foreground, or 0.
+func foregroundGroup(tty *os.File) int {
 	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
 	if err != nil {
 		return 0
@@ -65,7 +65,7 @@ func NoteTerminal() (restore func()) {
 	}
 	defer tty.Close()
 	modes, err := unix.IoctlGetTermios(int(tty.Fd()), getModes)
-	if err != nil || foreground(tty) != unix.Getpgrp() {
+	if err != nil || foregroundGroup(tty) != unix.Getpgrp() {
 		return func() {}
 	}
 	return func() { restoreTerminal(modes) }
@@ -80,7 +80,7 @@ func restoreTerminal(modes *unix.Termios) {
 		return
 	}
 	defer tty.Close()
-	own, group := unix.Getpgrp(), foreground(tty)
+	own, group := unix.Getpgrp(), foregroundGroup(tty)
 	if group == 0 || group != own && !errors.Is(unix.Kill(-group, 0), unix.ESRCH) {
 		return
 	}

@@ -21,13 +21,13 @@ const (
 	// killed. What is left after unkillableAfter is reported.
 	stubbornRounds  = 30
 	unkillableAfter = time.Second
-	// guardDies is about how long a guard that was killed may take to die. After that, what is below
+	// deathPatience is about how long a guard that was killed may take to die. After that, what is below
 	// it is killed first.
-	guardDies = 20 * time.Millisecond
-	// stopMost limits one attempt to stop a tree that forks and exits all the time,
-	// and killMost one round of kills.
-	stopMost = 500 * time.Millisecond
-	killMost = 20 * time.Millisecond
+	deathPatience = 20 * time.Millisecond
+	// stopRoundMost limits one attempt to stop a tree that forks and exits all the time,
+	// and killRoundMost one round of kills.
+	stopRoundMost = 500 * time.Millisecond
+	killRoundMost = 20 * time.Millisecond
 	// killWord, written to a control group's cgroup.kill, kills all in the group.
 	killWord = "1"
 )
@@ -75,7 +75,7 @@ func below(root int, all []proc, skip []int) []proc {
 // even a tree that forks faster than it is killed holds still.
 func stopDescendants(skip []int) {
 	stopped := map[int]bool{}
-	for began, progress := time.Now(), true; progress && time.Since(began) < stopMost; {
+	for began, progress := time.Now(), true; progress && time.Since(began) < stopRoundMost; {
 		progress = false
 		for _, p := range descendants(skip) {
 			if !stopped[p.pid] {
@@ -91,7 +91,7 @@ func stopDescendants(skip []int) {
 // each other. It returns those that are not reaped yet.
 func killChildren(list func() []int) (left []int) {
 	killed := map[int]bool{}
-	for began, progress := time.Now(), true; progress && time.Since(began) < killMost; {
+	for began, progress := time.Now(), true; progress && time.Since(began) < killRoundMost; {
 		progress, left = false, left[:0]
 		for _, pid := range list() {
 			left = append(left, pid)
@@ -120,7 +120,7 @@ func nameProcs(list []proc) string {
 		if i == most {
 			return fmt.Sprintf("%s and %d more", strings.Join(names, ", "), len(list)-most)
 		}
-		name := fmt.Sprintf("%s (%d", printable(p.name), p.pid)
+		name := fmt.Sprintf("%s (%d", withoutControls(p.name), p.pid)
 		if !p.alive() {
 			name += ", dead"
 		}
@@ -132,8 +132,8 @@ func nameProcs(list []proc) string {
 	return strings.Join(names, ", ")
 }
 
-// printable keeps the control characters of a process's name out of messages.
-func printable(s string) string {
+// withoutControls keeps the control characters of a process's name out of messages.
+func withoutControls(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return '?'

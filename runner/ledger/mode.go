@@ -143,22 +143,20 @@ func Rejected(err error, ledger string) error {
 // Mend says what to do about a ledger that is not whole.
 const Mend = "pglead ledger install, as the owner of the database, makes what is missing"
 
-// Locked returns a *LockedError if err means that, otherwise nil.
+// ErrLocked says that another session has locked a table of the ledger for longer than the statement
+// waited.
+var ErrLocked = errors.New("the ledger's tables are locked by another session")
+
+// Locked returns an ErrLocked with what the server says if err means that, otherwise nil.
 func Locked(err error) error {
 	pgErr := session.AnsweredError(err)
 	if pgErr == nil || pgErr.Code != session.LockNotAvailable {
 		return nil
 	}
-	return &LockedError{session.Errorf(session.Unreachable,
+	return session.Errorf(session.Unreachable,
 		"is somebody altering or copying them? SELECT pid, mode FROM pg_locks WHERE granted AND relation::regclass::text LIKE 'pglead.%' says who",
-		"the ledger's tables are locked by another session: %s", session.ServerSays(pgErr))}
+		"%w: %s", ErrLocked, session.ServerSays(pgErr))
 }
-
-// LockedError says that another session has locked a table of the ledger for longer than
-// the statement waited.
-type LockedError struct{ error }
-
-func (e *LockedError) Unwrap() error { return e.error }
 
 // DoneError says that a tick has already had its success.
 type DoneError struct {
