@@ -62,7 +62,7 @@ func TestPackagedLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	web, examples := 0, 0
-	for _, page := range []string{"README.md", "CHANGELOG.md", "cmd/README.md", "cmd/REFERENCE.md", "runner/README.md"} {
+	for _, page := range []string{"README.md", "CHANGELOG.md", "cmd/RECIPES.md", "cmd/REFERENCE.md", "runner/README.md"} {
 		if n := strings.Count(string(config), "{src: testdata/packaging/generated/pages/"+page+", "); n != 2 {
 			t.Errorf("packages and archives have %s %d times, want 2", page, n)
 		}
@@ -124,7 +124,7 @@ func TestImage(t *testing.T) {
 		}
 		return string(m[1])
 	}
-	recipe := find("README.md", `^COPY --from=ghcr\.io/pglead/pglead (\S+) `)
+	recipe := find("RECIPES.md", `^COPY --from=ghcr\.io/pglead/pglead (\S+) `)
 	if image := find("../testdata/packaging/Dockerfile", `^COPY \S+/pglead (\S+)$`); recipe != image {
 		t.Errorf("the recipe copies %s, and the image has %s", recipe, image)
 	}

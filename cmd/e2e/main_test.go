@@ -46,7 +46,7 @@ guard, guard_traced_linux, guard_untold_linux, limit_linux, signals, unkillable
                                                   the command's processes, and what ends them
 hidden_processes_linux                            processes that get away from the process table
 liar, untrusted, planted                          servers, roles and sessions that say, or make, anything at all
-embedded, setup, recipes                          --dsn embedded, testdata/setup, cmd/README.md
+embedded, setup, recipes                          --dsn embedded, testdata/setup, cmd/RECIPES.md
 screen, terminal, plain_terminal, streams         a terminal, or one that can do little, and a reader that doesn't read
 ls_watch                                          ls --watch, whose session the server ends
 environments, systemd                             cron, ordinary users, PID 1, other namespaces

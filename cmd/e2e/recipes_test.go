@@ -14,7 +14,7 @@ import (
 // that nobody else may run at that time.
 func TestRecipes(t *testing.T) {
 	racesNothing(t)
-	text, err := os.ReadFile("cmd/README.md")
+	text, err := os.ReadFile("cmd/RECIPES.md")
 	if err != nil {
 		t.Fatal(err)
 	}

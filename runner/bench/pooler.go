@@ -17,7 +17,7 @@ import (
 // with those without it.
 func (b *bench) pooler() error {
 	dsn, stop, err := b.server.Pooler(localpg.Superuser, map[string]string{
-		"pool_mode": "transaction", "default_pool_size": "30", "idle_transaction_timeout": "0", "query_timeout": "0", // as cmd/README.md has them
+		"pool_mode": "transaction", "default_pool_size": "30", "idle_transaction_timeout": "0", "query_timeout": "0", // as cmd/RECIPES.md has them
 	})
 	if errors.Is(err, localpg.ErrNoPooler) {
 		fmt.Fprintln(os.Stderr, "bench: left out:", err)

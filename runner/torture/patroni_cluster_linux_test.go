@@ -191,7 +191,7 @@ func (c *cluster) startProxy() {
 // recipe is a block of the recipes, which so are what is tested.
 func recipe(t *testing.T, heading, language string) string {
 	t.Helper()
-	text, err := os.ReadFile("../../cmd/README.md")
+	text, err := os.ReadFile("../../cmd/RECIPES.md")
 	if err != nil {
 		t.Fatal(err)
 	}

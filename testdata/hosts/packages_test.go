@@ -73,7 +73,7 @@ func (b *bench) testPackage(t *testing.T) {
 		dpkg -i /shared/pglead.deb
 		test -z "$(dpkg --verify pglead)"
 		pglead version
-		cd /usr/share/doc/pglead && test -s README.md -a -s cmd/README.md -a -s cmd/REFERENCE.md -a -s runner/README.md
+		cd /usr/share/doc/pglead && test -s README.md -a -s cmd/RECIPES.md -a -s cmd/REFERENCE.md -a -s runner/README.md
 		install -m 600 /shared/pglead.env /etc/
 		install /shared/scheduler /shared/nightly /shared/fire /usr/local/bin/
 		cd /usr/share/doc/pglead/examples && cp scheduler.service nightly.service nightly.timer /etc/systemd/system/
@@ -130,7 +130,7 @@ func testOtherPackages(t *testing.T, dist string) {
 	for _, name := range []string{
 		"/usr/bin/pglead", "/usr/share/man/man1/pglead-run.1.gz", "/usr/share/bash-completion/completions/pglead",
 		"/usr/share/zsh/site-functions/_pglead", "/usr/share/licenses/pglead/LICENSE",
-		"/usr/share/doc/pglead/README.md", "/usr/share/doc/pglead/cmd/README.md",
+		"/usr/share/doc/pglead/README.md", "/usr/share/doc/pglead/cmd/RECIPES.md",
 		"/usr/share/doc/pglead/cmd/REFERENCE.md", "/usr/share/doc/pglead/runner/README.md",
 	} {
 		if !slices.Contains(packaged, name) {
