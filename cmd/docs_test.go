@@ -91,8 +91,8 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestMap: the comment of the package names each file that isn't named after a command.
-func TestMap(t *testing.T) {
+// TestFileMap: the comment of the package names each file that isn't named after a command.
+func TestFileMap(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)

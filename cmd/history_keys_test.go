@@ -9,8 +9,8 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// TestCut: times are cut, so that no instant is shown as a later one.
-func TestCut(t *testing.T) {
+// TestTimesAreCutOff: times are cut, so that no instant is shown as a later one.
+func TestTimesAreCutOff(t *testing.T) {
 	late := time.Date(2026, 11, 22, 12, 0, 59, 999_999_999, time.Local)
 	for want, got := range map[string]string{
 		"Nov 22 12:00:59": whenExactly(late, late), "Nov 22 12:00": when(late, late), "Nov 22 2026": whenExactly(late, late.AddDate(1, 0, 0)),

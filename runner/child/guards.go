@@ -91,7 +91,8 @@ func (gs *Guards) forget(guard int) {
 
 // ReapOrphans makes the first process of a container reap the container's orphans, which become its
 // children. Guards are left to whoever started them, who may still signal them by number until they
-// are reaped. In other processes ReapOrphans does nothing.
+// are reaped. Every other child is reaped here, also one that os/exec has started in this process:
+// its Wait may then fail. In other processes ReapOrphans does nothing.
 func (gs *Guards) ReapOrphans() {
 	if os.Getpid() != 1 {
 		return

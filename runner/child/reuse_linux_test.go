@@ -75,9 +75,9 @@ func startAgain(t *testing.T, g *child.Guard, cfg child.Config, role string, arg
 	return c
 }
 
-// TestAgainIsAsBefore: what a command finds does not depend on whether its guard has had another
+// TestReusedGuardLeavesNoTrace: what a command finds does not depend on whether its guard has had another
 // command before. The earlier command has done what it can to leave something behind.
-func TestAgainIsAsBefore(t *testing.T) {
+func TestReusedGuardLeavesNoTrace(t *testing.T) {
 	const look = `exec 9>&-; {
 		env | sort; umask; ulimit -a; pwd
 		ls -l /proc/self/fd | sed 's/.* \([0-9]* ->\)/\1/; s/pipe:.*/pipe/'

@@ -42,6 +42,14 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 	case len(others) > 0:
 		return checkup.Warningf(ledger.Mend, "it is enough for runs, and not for all else: there is no %s", strings.Join(others, ", "))
 	}
+	unreadable, err := ledger.Unreadable(ctx, x)
+	if err != nil {
+		return unknown(err)
+	}
+	if tables := strings.Join(unreadable, ", "); tables != "" {
+		return checkup.Warningf("as its owner: GRANT SELECT ON "+tables+" TO "+role,
+			"granted to role %s, which has no SELECT on %s: it can't see pauses and history, nor wait until a pause is over", role, tables)
+	}
 	published, err := ledger.Published(ctx, x)
 	switch {
 	case err != nil:

@@ -116,7 +116,7 @@ func TestStartElsewhere(t *testing.T) {
 	expect(t, "their bounds", query(t, server, "SELECT length(key) FROM pglead.lock")+" "+run(t, a, of(token(t, a)).rest()), fmt.Sprintf("500 lost 1 %d 86400000 0 here", long.token))
 }
 
-func TestHeard(t *testing.T) {
+func TestStartWithHeardStarts(t *testing.T) {
 	server := remembering(t, nil)
 	a := connect(t, server, "cron")
 	run(t, a, "SELECT pg_advisory_lock(7)")
@@ -135,7 +135,7 @@ func TestHeard(t *testing.T) {
 	expect(t, "who has heard of starts that it knows to have ended", run(t, a, s.rest()), "started")
 }
 
-func TestSeveral(t *testing.T) {
+func TestStartOfSeveralLocks(t *testing.T) {
 	server := remembering(t, nil)
 	a := connect(t, server, "cron")
 	run(t, a, "SELECT pg_advisory_lock(7), pg_advisory_lock(8)")

@@ -96,10 +96,23 @@ AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = name AND relna
 		return forRuns, others, err
 	}
 	setting, err := on.Query(ctx, "SELECT 1 FROM pglead.setting")
-	if len(setting) == 0 && err == nil {
+	switch {
+	case session.HasCode(err, session.InsufficientPrivilege): // see Unreadable
+		err = nil
+	case len(setting) == 0 && err == nil:
 		others = append(others, "row in pglead.setting")
 	}
 	return forRuns, others, err
+}
+
+// Unreadable lists the tables that this role may not read. Runs write without that, by functions.
+func Unreadable(ctx context.Context, on session.Connection) (tables []string, err error) {
+	rows, err := on.Query(ctx, `SELECT name FROM (VALUES ('pglead.lock'), ('pglead.run'), ('pglead.setting')) AS t(name)
+WHERE NOT pg_catalog.has_table_privilege(name, 'SELECT')`)
+	for _, row := range rows {
+		tables = append(tables, row[0])
+	}
+	return tables, err
 }
 
 // Faults lists the missing privileges without which no run that uses the ledger starts: those of

@@ -76,8 +76,8 @@ func TestCloseCancels(t *testing.T) {
 	eventually(t, "the statement ends", func() bool { return !sleeps() })
 }
 
-// TestLast: the goodbye travels with the last request, whose answer is still heard.
-func TestLast(t *testing.T) {
+// TestGoodbyeWithTheLastRequest: the goodbye travels with the last request, whose answer is still heard.
+func TestGoodbyeWithTheLastRequest(t *testing.T) {
 	server := start(t, nil)
 	s := open(t, server.DSN("postgres"))
 	answers, err := s.Ask(t.Context(), session.Request{SQL: []string{"SELECT 41 + 1"}, Last: true})

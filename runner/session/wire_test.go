@@ -115,8 +115,8 @@ func TestUnasked(t *testing.T) {
 	})
 }
 
-// TestOnce: what precedes the first heartbeat is not asked again.
-func TestOnce(t *testing.T) {
+// TestOnceIsNotAskedAgain: what precedes the first heartbeat is not asked again.
+func TestOnceIsNotAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
 		s.SetHeartbeat(Heartbeat{Request: Request{SQL: []string{"SELECT 'beat'"}}, Once: []string{"SELECT 'once'"}})
