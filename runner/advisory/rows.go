@@ -13,14 +13,14 @@ import (
 // This file is about the rows of pg_locks, or of pg_lock_status(), the function behind that view. A
 // condition is SQL for a WHERE.
 
-// Among is the condition that the lock has one of these numbers. A bigint has its halves in classid
-// and objid, and objsubid 1; a pair has objsubid 2. Numbers in quotes need no conversion to the
-// columns' types.
+// AmongSQL is the condition that the lock has one of these numbers. A bigint has its halves in
+// classid and objid, and objsubid 1; a pair has objsubid 2. Numbers in quotes need no conversion to
+// the columns' types.
 // https://www.postgresql.org/docs/current/view-pg-locks.html
 //
 // For very many numbers the condition compares the halves separately, since the server can
 // hash those. Then the answers may include other locks.
-func Among(ids []lockkey.ID) string {
+func AmongSQL(ids []lockkey.ID) string {
 	const many = 100
 	var list, classes, objs []string
 	for _, id := range ids {
@@ -34,12 +34,12 @@ func Among(ids []lockkey.ID) string {
 	return "(classid, objid, objsubid) IN (" + strings.Join(list, ", ") + ")"
 }
 
-// InThisDatabase is a condition: each database has its own advisory locks.
-const InThisDatabase = "database = (SELECT datid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))"
+// InThisDatabaseSQL is a condition: each database has its own advisory locks.
+const InThisDatabaseSQL = "database = (SELECT datid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))"
 
-// InLinesOf is the condition that the lock is a ticket, or a mark, in the line of one of these
-// locks. IsTicket and IsMark tell the two apart.
-func InLinesOf(lines ...lockkey.ID) string {
+// InLinesSQL is the condition that the lock is a ticket, or a mark, in the line of one of these
+// locks. IsTicketSQL and IsMarkSQL tell the two apart.
+func InLinesSQL(lines ...lockkey.ID) string {
 	var classes []string
 	for _, line := range lines {
 		classes = append(classes, fmt.Sprintf("'%d'", TicketClass(line)))
@@ -47,15 +47,15 @@ func InLinesOf(lines ...lockkey.ID) string {
 	return "classid IN (" + strings.Join(classes, ", ") + ")"
 }
 
-// Conditions on the locks in a line: see InLinesOf.
+// Conditions on the locks in a line: see InLinesSQL.
 const (
-	IsTicket = "objsubid = 1"
-	IsMark   = "objsubid = 2"
+	IsTicketSQL = "objsubid = 1"
+	IsMarkSQL   = "objsubid = 2"
 )
 
-// ActivityOfLock is SQL for what the server shows of the session of a row l. A prepared
+// ActivityOfLockSQL is SQL for what the server shows of the session of a row l. A prepared
 // transaction has no session, and for NULL the function would return all sessions.
-const ActivityOfLock = "pg_catalog.pg_stat_get_activity(coalesce(l.pid, 0))"
+const ActivityOfLockSQL = "pg_catalog.pg_stat_get_activity(coalesce(l.pid, 0))"
 
 // ParseBackend reads the column pid of a row. It is 0 for the lock of a prepared transaction.
 func ParseBackend(text string) (pid uint32, err error) {

@@ -41,8 +41,8 @@ func Holders(ctx context.Context, on session.Connection, ids ...lockkey.ID) ([]V
 	rows, err := on.Query(ctx, `SELECT pg_catalog.current_database(), l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, NULL,
 	pg_catalog.pg_get_userbyid(a.usesysid), a.client_addr, a.application_name, a.query,
 	a.backend_start IS NULL, pg_catalog.clock_timestamp(), a.state, a.state_change, `+instantsSQL+`
-FROM pg_catalog.pg_lock_status() AS l LEFT JOIN LATERAL `+advisory.ActivityOfLock+` AS a ON true
-WHERE l.locktype = 'advisory' AND l.granted AND `+advisory.InThisDatabase+" AND "+advisory.Among(ids))
+FROM pg_catalog.pg_lock_status() AS l LEFT JOIN LATERAL `+advisory.ActivityOfLockSQL+` AS a ON true
+WHERE l.locktype = 'advisory' AND l.granted AND `+advisory.InThisDatabaseSQL+" AND "+advisory.AmongSQL(ids))
 	if err != nil {
 		return nil, err
 	}
@@ -88,8 +88,8 @@ func viewQuery(of Sought) string {
 	where := ""
 	switch {
 	case len(of.Locks) > 0:
-		where = " AND " + advisory.InThisDatabase + " AND (" + advisory.Among(of.Locks) +
-			" OR " + advisory.IsTicket + " AND " + advisory.InLinesOf(of.Lines...) + ")"
+		where = " AND " + advisory.InThisDatabaseSQL + " AND (" + advisory.AmongSQL(of.Locks) +
+			" OR " + advisory.IsTicketSQL + " AND " + advisory.InLinesSQL(of.Lines...) + ")"
 	case !of.AllDatabases:
 		where = " AND d.datname = pg_catalog.current_database()"
 	}

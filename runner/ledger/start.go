@@ -54,7 +54,7 @@ type Proof struct {
 // too.
 func (r Run) StartSQL(l Lock, token, system string) string {
 	return fmt.Sprintf("pglead.start_1('%d', '%d', %s, %s, %s, %s, NULL, %s)",
-		l.Number, l.ObjSubID(), l.keySQL(), token, system, r.words(), r.ticks())
+		l.Number, l.ObjSubID(), l.keySQL(), token, system, r.selfSQL(), r.tickSQL())
 }
 
 // StartWithProofSQL is an SQL expression that starts a run, or tells what is in its way.
@@ -67,7 +67,7 @@ func (r Run) StartWithProofSQL(locks []Lock, shared bool, token int64, system st
 	}
 	return fmt.Sprintf("pglead.start_rest_1('{%s}', '{%s}', ARRAY[%s]::text[], %t, '%d', %s, %s, %s, %s, %s, %t, '{%s}', '{%s}')",
 		joined(locks, ",", func(l Lock) string { return decimal(l.Number) }), joined(locks, ",", func(l Lock) string { return strconv.Itoa(l.ObjSubID()) }),
-		joined(locks, ", ", Lock.keySQL), shared, token, quote(system), r.words(), interval(p.Waited), r.ticks(),
+		joined(locks, ", ", Lock.keySQL), shared, token, quote(system), r.selfSQL(), interval(p.Waited), r.tickSQL(),
 		backend, p.Sure, joined(p.Closes, ",", decimal), joined(p.Heard, ",", decimal))
 }
 
@@ -80,11 +80,13 @@ func joined[T any](items []T, separator string, text func(T) string) string {
 	return strings.Join(texts, separator)
 }
 
-func (r Run) words() string {
+// selfSQL are SQL expressions for what a run says of itself.
+func (r Run) selfSQL() string {
 	return fmt.Sprintf("%s, %s, %d, %s, %s, %s", quoteWord(r.Host), quoteWord(r.User), r.PID, quoteWord(r.Command), interval(r.Lease), interval(r.Grace))
 }
 
-func (r Run) ticks() string {
+// tickSQL are SQL expressions for the run's tick, or as many NULLs.
+func (r Run) tickSQL() string {
 	if r.Tick == nil {
 		return "NULL, NULL, NULL"
 	}

@@ -52,7 +52,7 @@ func notifyQuery(channel, payload string) string {
 // claim's locks: a waiter for one of them may want another one next. Sessions that wait for a lock of
 // the same number in another database count, too. That is needless, but finding out which database
 // this is would take as long as all the rest.
-func (c Claim) listenersSQL() string { return c.othersInLinesSQL() + " AND " + advisory.IsMark }
+func (c Claim) listenersSQL() string { return c.othersInLinesSQL() + " AND " + advisory.IsMarkSQL }
 
 // audienceQuery asks whether anybody listens to announcements about the claim's locks, and how many
 // in line don't listen.
@@ -60,13 +60,13 @@ func (c Claim) audienceQuery() string {
 	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE %[1]s) > 0 AS listens,
 		count(*) FILTER (WHERE %[2]s) - count(*) FILTER (WHERE %[1]s AND objid <> '%[3]d') AS dormant
 	FROM pg_catalog.pg_lock_status() WHERE %[4]s`,
-		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, c.othersInLinesSQL())
+		advisory.IsMarkSQL, advisory.IsTicketSQL, advisory.CommonTicket, c.othersInLinesSQL())
 }
 
 // othersInLinesSQL is an SQL condition for the locks that other sessions have for their places in
 // the claim's lines: tickets and marks.
 func (c Claim) othersInLinesSQL() string {
-	return "locktype = 'advisory' AND granted AND pid <> pg_catalog.pg_backend_pid() AND " + advisory.InLinesOf(c.lines()...)
+	return "locktype = 'advisory' AND granted AND pid <> pg_catalog.pg_backend_pid() AND " + advisory.InLinesSQL(c.lines()...)
 }
 
 // endQueries are the queries that announce, for each lock, that its command is dead, and the

@@ -199,7 +199,7 @@ func (cfg *Config) freeRejected(ctx context.Context, s *session.Session, err err
 	}
 	var queries []string
 	for _, l := range locks {
-		queries = append(queries, "SELECT "+l.UnlockSQL()+fromLocks+areOwn+" AND "+advisory.Among([]lockkey.ID{l.ID}))
+		queries = append(queries, "SELECT "+l.UnlockSQL()+fromLocks+areOwn+" AND "+advisory.AmongSQL([]lockkey.ID{l.ID}))
 	}
 	if cfg.Session.Transaction {
 		queries = []string{"ROLLBACK"}

@@ -57,7 +57,7 @@ func (w *waiter) endFormerQuery() (query []string) {
 	}
 	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
 WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
-		endMost.Milliseconds(), advisory.InThisDatabase, advisory.InLinesOf(w.cfg.Claim.lines()...), former.place.ticket, advisory.IsTicket, former.s.BackendPID())}
+		endMost.Milliseconds(), advisory.InThisDatabaseSQL, advisory.InLinesSQL(w.cfg.Claim.lines()...), former.place.ticket, advisory.IsTicketSQL, former.s.BackendPID())}
 }
 
 // endMost is how long the server waits for a session that it was told to end.

@@ -133,5 +133,5 @@ func (h *Held) listensQuery() string {
 	}
 	return fmt.Sprintf(`SELECT %s FROM (
 	SELECT bool_or(%s) AS listens FROM pg_catalog.pg_lock_status() WHERE %s
-	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, advisory.IsMark, h.cfg.Claim.othersInLinesSQL(), crowd.MostListeners)
+	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, advisory.IsMarkSQL, h.cfg.Claim.othersInLinesSQL(), crowd.MostListeners)
 }

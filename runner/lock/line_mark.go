@@ -80,9 +80,9 @@ func (b *bid) ticketMarkSQL() string {
 	mark := advisory.TryNumberSQL(b.cfg.Claim.Shared, advisory.MarkNumberSQL(b.place.line))
 	return fmt.Sprintf(`(SELECT %s FROM (
 	SELECT objid, pid, row_number() OVER (ORDER BY %s, pid) AS rank FROM pg_catalog.pg_lock_status()
-	WHERE locktype = 'advisory' AND `+advisory.InThisDatabase+` AND %s AND objid <> '%d' AND %s AND granted) AS waiting
+	WHERE locktype = 'advisory' AND `+advisory.InThisDatabaseSQL+` AND %s AND objid <> '%d' AND %s AND granted) AS waiting
 WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d)`,
-		takenSQL(mark), advisory.PlaceSQL(), advisory.InLinesOf(b.place.line), advisory.CommonTicket, advisory.IsTicket, crowd.MostListeners)
+		takenSQL(mark), advisory.PlaceSQL(), advisory.InLinesSQL(b.place.line), advisory.CommonTicket, advisory.IsTicketSQL, crowd.MostListeners)
 }
 
 // tookTicketMark notes that the waiter got the mark of its ticket, which is for the locks to which

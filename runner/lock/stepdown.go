@@ -193,8 +193,8 @@ func (h *Held) asker(ctx context.Context) (by, to string) {
 	for _, l := range h.Locks {
 		requests = append(requests, advisory.StepDownOf(l.ID).ID)
 	}
-	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL `+advisory.ActivityOfLock+` AS a
-WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+advisory.Among(requests)+" LIMIT 1")
+	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL `+advisory.ActivityOfLockSQL+` AS a
+WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+advisory.AmongSQL(requests)+" LIMIT 1")
 	if err != nil {
 		return "", ""
 	}

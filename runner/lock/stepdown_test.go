@@ -119,7 +119,7 @@ func TestStepDownSilent(t *testing.T) {
 		return r
 	}
 	lasts := func(of int64) bool {
-		sql := "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND " + advisory.Among([]lockkey.ID{advisory.StepDownOf(id(of)).ID})
+		sql := "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND " + advisory.AmongSQL([]lockkey.ID{advisory.StepDownOf(id(of)).ID})
 		return query(t, server, sql)[0] == "1"
 	}
 	older := ask(server.DSN("postgres"), 7)

@@ -101,12 +101,12 @@ func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, columns ..
 		ids = append(ids, l.ID)
 		condition := "audience.listens"
 		if cfg.ofList {
-			condition = advisory.Among([]lockkey.ID{l.ID}) // only in this lock's row
+			condition = advisory.AmongSQL([]lockkey.ID{l.ID}) // only in this lock's row
 		}
 		all = append(all, fmt.Sprintf("CASE WHEN %s THEN %s END", condition, notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))))
 	}
 	// The session may have other locks, such as a ticket.
-	return "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areOwn + " AND " + advisory.Among(ids)
+	return "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areOwn + " AND " + advisory.AmongSQL(ids)
 }
 
 // noteDrawn notes what drawQuery returned.

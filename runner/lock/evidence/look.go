@@ -63,7 +63,7 @@ const mostSeats = 72
 func LookQuery(ids []lockkey.ID, line lockkey.ID, listeners int) string {
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
 	SELECT *, %[1]s AND %[7]s AS mark, CASE WHEN %[1]s AND %[8]s AND granted THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
-	WHERE locktype = 'advisory' AND `+advisory.InThisDatabase+`
+	WHERE locktype = 'advisory' AND `+advisory.InThisDatabaseSQL+`
 		AND (%[1]s AND objid <> '%[3]d' OR %[4]s)),
 own AS MATERIALIZED (SELECT place, pid, objid FROM l WHERE pid = pg_catalog.pg_backend_pid() AND place IS NOT NULL),
 line AS MATERIALIZED (
@@ -75,10 +75,10 @@ SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l
 	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))
 FROM line LEFT JOIN own ON true
 	LEFT JOIN l ON NOT l.mark AND (l.place IS NULL OR own.place IS NULL OR l.pid = own.pid OR line.before < %[5]d AND (l.place, l.pid) < (own.place, own.pid))
-	LEFT JOIN LATERAL `+advisory.ActivityOfLock+` AS a ON true
+	LEFT JOIN LATERAL `+advisory.ActivityOfLockSQL+` AS a ON true
 ORDER BY l.place NULLS FIRST, l.pid LIMIT %[6]d`,
-		advisory.InLinesOf(line), advisory.PlaceSQL(), advisory.CommonTicket, advisory.Among(ids), listeners, len(ids)+mostSeats,
-		advisory.IsMark, advisory.IsTicket)
+		advisory.InLinesSQL(line), advisory.PlaceSQL(), advisory.CommonTicket, advisory.AmongSQL(ids), listeners, len(ids)+mostSeats,
+		advisory.IsMarkSQL, advisory.IsTicketSQL)
 }
 
 // The columns of a row of LookQuery: those of a seat, and then those that are the same in every
