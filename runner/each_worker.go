@@ -194,7 +194,8 @@ func (w *worker) nextItem(first *string) (item string, ok bool) {
 
 // settleOrSkip waits until the previous command of a granted item is dead, and draws the token, or
 // it skips the item. tried is the error of the try. If it would wait ahead of time, the end of the
-// command that runs would be neither noted nor said meanwhile: then the item is tried again after it.
+// command that runs would be neither recorded nor announced meanwhile: then the item is tried again
+// after it.
 func (w *worker) settleOrSkip(ctx context.Context, j *job, tried error, ahead bool) fetched {
 	switch {
 	case tried != nil:

@@ -11,20 +11,21 @@ import (
 // the lock was lost, and when:
 //
 //	never                    release frees it: the next in line starts at once
-//	while the command ran    reportLoss tells those who wait that the command is dead
-//	after the command's end  reportEndAfterLoss does so, too, and the ledger notes the run's own end
+//	while the command ran    report tells those who wait that the command is dead
+//	after the command's end  the same, and the ledger has the run's own end
 //	or before its start
 //	by the release itself    the same, from afterRelease
 func (r *run) finish(err error) {
 	switch {
 	case errors.As(err, new(*LockLostError)): // while the command ran
-		r.reportLoss()
+		r.held.Close() // otherwise the session would keep the lock meanwhile
+		r.report(lock.WhileRunning)
 	case r.held.Err() != nil:
 		if r.supervision != nil { // otherwise the error is that the command was not started
 			r.supervision.logLateLoss()
 		}
 		r.hook(hookLost, r.held.Err())
-		r.reportEndAfterLoss()
+		r.report(lock.AfterEnd)
 	default:
 		r.release()
 	}
@@ -53,7 +54,7 @@ func (r *run) afterRelease(err error) {
 	if err != nil {
 		r.log.Warn("the lock could not be released, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
 		r.hook(hookLost, err)
-		r.reportEndAfterLoss()
+		r.report(lock.AfterEnd)
 		return
 	}
 	event, message := "released", "lock released"
@@ -64,15 +65,10 @@ func (r *run) afterRelease(err error) {
 	r.hook(hookReleased, nil)
 }
 
-// reportEndAfterLoss is for a session that was lost after the command's end or before its start. It
-// notes the end in the ledger, and tells the waiters, unless a signal asks this process to end.
-func (r *run) reportEndAfterLoss() { r.untilSignal(r.held.ReportEndAfterLoss) }
-
-// reportLoss tells the waiters for the lost lock that the command is dead, unless a
+// report tells the ledger, and those who wait for the lost lock, that the command is dead, unless a
 // signal asks this process to end.
-func (r *run) reportLoss() {
-	r.held.Close() // otherwise the session would keep the lock meanwhile
-	r.untilSignal(func(ctx context.Context) { lock.ReportLostRuns(ctx, r.held) })
+func (r *run) report(lost lock.When) {
+	r.untilSignal(func(ctx context.Context) { lock.Report(ctx, lost, r.held) })
 }
 
 // untilSignal calls f with a context that ends when a signal asks this process to end. The call may

@@ -377,7 +377,7 @@ SELECT 7, 1, now() - interval '1 day' * n, n, now() - interval '1 day' * n, CASE
 func TestTidies(t *testing.T) {
 	tidy := 0
 	for i := range int64(64_000) {
-		tidy += len(ledger.End{Outcome: ledger.OK}.FinishColumns(lockkey.ID{Number: 7}, 1<<48+2*i+1, false, "off")) - 1
+		tidy += len(ledger.End{Outcome: ledger.OK}.RecordSQL(lockkey.ID{Number: 7}, 1<<48+2*i+1, false, "off")) - 1
 	}
 	if tidy < 500 || tidy > 2000 {
 		t.Errorf("of 64,000 runs %d tidy up", tidy)

@@ -141,7 +141,7 @@ func (l Lock) pausedSQL() string {
 	return pausedBySQL(fmt.Sprintf("bigint '%d'", l.Number), fmt.Sprintf("smallint '%d'", l.ObjSubID()), l.keySQL())
 }
 
-// MissingQuery is a query that notes that a lock's command could not be executed.
+// MissingQuery is a query that records that a lock's command could not be executed.
 func (r Run) MissingQuery(l Lock, status int) string {
 	return fmt.Sprintf("SELECT pglead.missing_1('%d', '%d', %s, %s, %s, %d, %s, %d)",
 		l.Number, l.ObjSubID(), l.keySQL(), quoteWord(r.Host), quoteWord(r.User), r.PID, quoteWord(r.Command), status)
@@ -156,7 +156,7 @@ const (
 	Failed  Outcome = "failed"
 	Timeout Outcome = "timeout"
 	Lost    Outcome = "lost"
-	Killed  Outcome = "killed"  // by a signal; or the guard died, or noted the end in pglead's place
+	Killed  Outcome = "killed"  // by a signal; or the guard died, or recorded the end in pglead's place
 	Stopped Outcome = "stopped" // the command never began, or was asked to end
 )
 
@@ -167,9 +167,9 @@ type End struct {
 	At      time.Time
 }
 
-// FinishColumns returns the columns of the queries that note the end for a lock: each goes after a
-// SELECT. The session has to have the role that started the run.
-func (e End) FinishColumns(id lockkey.ID, token int64, shared bool, commit string) []string {
+// RecordSQL are the SQL expressions that record the end for a lock, each for a query of its own.
+// The session has to have the role that started the run.
+func (e End) RecordSQL(id lockkey.ID, token int64, shared bool, commit string) []string {
 	status, ago := "NULL", time.Duration(0)
 	if e.Status != nil {
 		status = strconv.Itoa(*e.Status)

@@ -16,9 +16,10 @@ import (
 //	word     says                           sent by
 //	started  a command is about to start    drawQueryOf or, with a second session, drawOnSecond
 //	clean    it has ended, and so has all   Held.Release, the guard (Held.EncodedRelease) and
-//	         that it started                bid.giveBack, with wordQuery; exchange.wordsQuery
-//	left     the same, of a reader          Held.Release and bid.giveBack, with wordQuery
-//	dead     its session was lost, and it   deathQueries, on a new session
+//	         that it started                bid.giveBack, with announceEndQuery; exchange, with
+//	                                        announceQuery
+//	left     the same, of a reader          Held.Release and bid.giveBack, with announceEndQuery
+//	dead     its session was lost, and it   Report, on a new session, with announceDeathQueries
 //	         is dead
 
 // announcement is an announcement of this run.
@@ -69,18 +70,17 @@ func (c Claim) othersInLinesSQL() string {
 	return "locktype = 'advisory' AND granted AND pid <> pg_catalog.pg_backend_pid() AND " + advisory.InLinesSQL(c.lines()...)
 }
 
-// endQueries are the queries that announce, for each lock, that its command is dead, and the
-// query that frees all locks.
-func (h *Held) endQueries() (words []string, unlock string) {
+// announceEndQueries are the queries that announce the end under each lock to those in line.
+func (h *Held) announceEndQueries() (queries []string) {
 	for _, l := range h.Locks {
-		words = append(words, h.wordQuery(l, h.cfg.Claim.listenersSQL()))
+		queries = append(queries, h.announceEndQuery(l, h.cfg.Claim.listenersSQL()))
 	}
-	return words, "SELECT " + advisory.UnlockAllSQL(h.Locks)
+	return queries
 }
 
-// wordQuery is the query that announces the end of a run, if any session in line fulfils the SQL
+// announceEndQuery is the query that announces the end of a run, if any session in line fulfils the SQL
 // condition listeners. It names the first of these sessions, or one on the preferred host.
-func (h *Held) wordQuery(l advisory.Lock, listeners string) string {
+func (h *Held) announceEndQuery(l advisory.Lock, listeners string) string {
 	word := evidence.Clean
 	if l.Shared {
 		word = evidence.Left

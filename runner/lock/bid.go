@@ -236,9 +236,9 @@ func (b *bid) giveBackQueries() []string {
 	case b.cfg.Session.Transaction:
 		return []string{"ROLLBACK"}
 	}
-	words, unlock := b.got.endQueries()
-	if !b.got.mayAnnounceEnd() {
-		words = nil
+	var announce []string
+	if b.got.mayAnnounceEnd() {
+		announce = b.got.announceEndQueries()
 	}
-	return append(words, unlock)
+	return append(announce, b.got.unlockQuery())
 }

@@ -115,12 +115,12 @@ func (c *Candidate) attempt(ctx context.Context, start StartGuard) (*Held, error
 		}
 		w.guard.giveUp()
 		// Otherwise the next attempt, or the next run in a script, could still find the locks held. What a
-		// lost session had is reportUnstarted's.
+		// lost session had is left to Report.
 		if s.Err() == nil && (errors.As(err, new(*LedgerError)) || errors.Is(err, session.ErrUnconfirmed)) {
 			_ = w.giveBack(ctx)
 		}
 		s.Close()
-		w.reportUnstarted(ctx)
+		Report(ctx, beforeStart, w.got)
 		return nil, err
 	}
 	return held, nil

@@ -108,7 +108,7 @@ func TestLinesOfSeveral(t *testing.T) {
 		if torn[0] {
 			ended = first
 		}
-		lock.ReportLostRuns(t.Context(), ended)
+		lock.Report(t.Context(), lock.WhileRunning, ended)
 		release(t, next.held(t))
 		t.Log(name)
 	}

@@ -108,18 +108,14 @@ func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Transaction {
 		return h.endTransaction(ctx)
 	}
-	if h.cfg.Session.Quorum {
-		if err := insistOn(func() error { return h.recordEnds(ctx) }); err != nil {
-			h.warnUnrecorded(err)
-		}
-	}
-	queries, unlock := h.releaseParts()
+	var record []string
 	if !h.cfg.Session.Quorum {
-		queries = append(h.finishQueries(h.end, h.endCommit()), queries...)
+		record = h.recordQueries(h.end, h.endCommit())
+	} else if err := insistOn(func() error { return h.recordEach(ctx) }); err != nil {
+		h.warnUnrecorded(err)
 	}
-	queries = append(queries, h.endCallQuery()...)
 	staysForRole := h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.settledAt) < briefRun)
-	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.ofList && !staysForRole})
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.ofList && !staysForRole})
 	if err != nil && session.AnsweredError(err) == nil {
 		return err
 	}
@@ -147,7 +143,7 @@ func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err err
 	case !released:
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
 	case h.onlyLedgerFailed(err, answers):
-		h.handleRejectedRecord(ctx, err)
+		h.recordAgain(ctx, err)
 	case err != nil && !h.isArrivalTimeout(err, answers):
 		h.warnUnannounced(err)
 	case err == nil && !h.cfg.Session.Quorum:
@@ -170,30 +166,32 @@ func (h *Held) Close() {
 	}
 }
 
-// releaseParts is endQueries, preceded by queries that show the end and wait for arriving waiters.
-func (h *Held) releaseParts() (queries []string, unlock string) {
-	words, unlock := h.endQueries()
+// releaseQueries are the queries that await arriving waiters, show and announce the end, end the
+// call and, as the last one, free the locks.
+func (h *Held) releaseQueries() []string {
+	queries := h.awaitArrivalsQuery()
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
 	if h.showsEnd && !h.cfg.Claim.Shared {
-		words = append([]string{h.showEndQuery()}, words...)
+		queries = append(queries, h.showEndQuery())
 	}
-	return append(h.awaitArrivalsQuery(), words...), unlock
+	return slices.Concat(queries, h.announceEndQueries(), h.endCallQuery(), []string{h.unlockQuery()})
 }
 
-// EncodedRelease is the request by which the guard, which shares the socket, notes the end in the
+func (h *Held) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(h.Locks) }
+
+// EncodedRelease is the request by which the guard, which shares the socket, records the end in the
 // ledger, announces it, and releases the locks, when the command is dead, and this process gone,
 // stopped or cut off. It is nil on an encrypted connection, to which nobody else can write, and in
 // a transaction without a ledger, where there is nothing to say. The session ends with the request,
 // unless it has other locks or may be a pooler's (session.Request.Last).
 //
 // These commits wait for no standby and for no disk, since the lock's session must not hang in a
-// commit. If they are lost, the next start waits as if nothing had been noted.
+// commit. If they are lost, the next start waits as if nothing had been recorded.
 func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
-	queries, ends := h.finishQueries(ledger.End{Outcome: ledger.Killed}, "off"), !h.cfg.ofList
+	queries, ends := h.recordQueries(ledger.End{Outcome: ledger.Killed}, "off"), !h.cfg.ofList
 	switch {
 	case !h.cfg.Session.Transaction:
-		words, unlock := h.releaseParts()
-		queries = append(append(queries, words...), unlock)
+		queries = append(queries, h.releaseQueries()...)
 	case len(queries) > 0:
 		queries, ends = append(queries, "COMMIT"), false
 	default:

@@ -17,7 +17,7 @@ import (
 // not wait for a lock-delay, even on a node that has heard nothing.
 
 // SetEnd sets how the command ended, for the ledger. Without a call, the ledger says that the
-// command was stopped or, after ReportLostRuns, that it was lost.
+// command was stopped or, after a loss WhileRunning, that it was lost.
 func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
 // RecordEnd records in the ledger how the command ended, for a holder that keeps the lock a while:
@@ -34,22 +34,22 @@ func (h *Held) RecordEnd(ctx context.Context) (done <-chan struct{}) {
 	go func() {
 		defer close(tried)
 		if !h.cfg.Session.Transaction && silence >= ledgerWaits {
-			_ = h.recordEnds(ctx)
+			_ = h.recordEach(ctx)
 		}
 	}()
 	return tried
 }
 
-// recordEnds records the end for one lock after the other, and returns the first error. Each query
+// recordEach records the end for one lock after the other, and returns the first error. Each query
 // may wait for the ledger's tables, so it is a request by itself, whose answer renews the lease.
-func (h *Held) recordEnds(ctx context.Context) error {
+func (h *Held) recordEach(ctx context.Context) error {
 	for len(h.owed) > 0 {
-		for i, columns := range h.finishColumns(h.owed[0], h.end, h.endCommit()) {
+		for i, record := range h.recordSQL(h.owed[0], h.end, h.endCommit()) {
 			if i > 0 { // it only tidies up, and waits for no disk. The next end would do that, too.
-				_, _ = h.Session.Query(ctx, "SELECT "+columns)
+				_, _ = h.Session.Query(ctx, "SELECT "+record)
 				continue
 			}
-			rows, err := h.evaluate(ctx, columns)
+			rows, err := h.evaluate(ctx, record)
 			if err != nil {
 				return err
 			}
@@ -73,22 +73,22 @@ func (h *Held) evaluate(ctx context.Context, columns string) (session.Rows, erro
 	return session.Rows{row}, err
 }
 
-// finishQueries are the queries that record an end in the ledger, for the locks for which that
-// isn't done yet. commit is their synchronous_commit.
-func (h *Held) finishQueries(end ledger.End, commit string) (queries []string) {
+// recordQueries are the queries that record an end in the ledger, for the locks for which that
+// isn't done yet. They are sent when the command is dead, before the locks are released. commit is
+// their synchronous_commit.
+func (h *Held) recordQueries(end ledger.End, commit string) (queries []string) {
 	for _, l := range h.owed {
-		for _, columns := range h.finishColumns(l, end, commit) {
-			queries = append(queries, "SELECT "+columns)
+		for _, record := range h.recordSQL(l, end, commit) {
+			queries = append(queries, "SELECT "+record)
 		}
 	}
 	return queries
 }
 
-// finishColumns are those queries for one lock without their SELECT; the first records the end.
-// They are sent when the command is dead, before the locks are released.
-func (h *Held) finishColumns(l advisory.Lock, end ledger.End, commit string) (list []string) {
+// recordSQL are the SQL expressions of those queries for one lock; the first records the end.
+func (h *Held) recordSQL(l advisory.Lock, end ledger.End, commit string) (list []string) {
 	end.Outcome = cmp.Or(end.Outcome, ledger.Stopped)
-	return end.FinishColumns(l.ID, h.Token, l.Shared, commit)
+	return end.RecordSQL(l.ID, h.Token, l.Shared, commit)
 }
 
 // endCommit is the synchronous_commit of an end that this process records. If a crash of the server
@@ -104,8 +104,8 @@ func (h *Held) endCommit() string {
 	return "off"
 }
 
-// checkRecorded warns if the answers to finishQueries, and maybe to others, don't show that the
-// ledger has the end for each lock, or if recordEnds has found that out and not yet said so.
+// checkRecorded warns if the answers to recordQueries, and maybe to others, don't show that the
+// ledger has the end for each lock, or if recordEach has found that out and not yet said so.
 func (h *Held) checkRecorded(answers []session.Rows) {
 	if h.unrecorded || h.owes(answers...) {
 		h.warnUnrecorded(errNoRun)
@@ -137,12 +137,12 @@ func (h *Held) onlyLedgerFailed(err error, answers []session.Rows) bool {
 	return session.AnsweredError(err) != nil && h.owes(answers...)
 }
 
-// handleRejectedRecord is for the record of an end that the server has rejected with err in a
-// release. If somebody has canceled it, a new session repeats it: that of the lock may have ended
-// with the release. The locks are free by now. A start that comes before the record waits for it.
-func (h *Held) handleRejectedRecord(ctx context.Context, err error) {
+// recordAgain is for the record of an end that the server has rejected with err in a release. If
+// somebody has canceled it, a new session repeats it: that of the lock may have ended with the
+// release. The locks are free by now. A start that comes before the record waits for it.
+func (h *Held) recordAgain(ctx context.Context, err error) {
 	if session.HasCode(err, session.QueryCanceled) {
-		announceDeaths(ctx, false, h)
+		Report(ctx, inRelease, h)
 		return
 	}
 	h.warnRejected(err)

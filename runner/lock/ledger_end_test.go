@@ -79,7 +79,7 @@ func TestLedgerEndNoted(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-held.Lost()
-	held.ReportEndAfterLoss(t.Context())
+	lock.Report(t.Context(), lock.AfterEnd, held)
 	if said := strings.Join(holder.said(), " "); strings.Contains(said, "ledger") || strings.Contains(said, "away") {
 		t.Errorf("it says %s", said)
 	}
@@ -144,7 +144,7 @@ func TestLedgerEndUnnoted(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-held.Lost()
-	held.ReportEndAfterLoss(t.Context())
+	lock.Report(t.Context(), lock.AfterEnd, held)
 	if said := strings.Join(holder.said(), " "); strings.Count(said, "ledger") != 1 {
 		t.Errorf("it says %s", said)
 	}

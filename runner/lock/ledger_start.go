@@ -96,9 +96,9 @@ func (b *bid) dropDraw(ctx context.Context) {
 	if b.got.owed != nil {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
-		_ = insist(ctx, b.s, b.got.finishQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
+		_ = insist(ctx, b.s, b.got.recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
 		if b.s.Err() != nil {
-			return // reportUnstarted stops it
+			return // Report stops it, at beforeStart
 		}
 	}
 	b.got.Token, b.got.SystemID = 0, ""

@@ -125,7 +125,7 @@ func (h *Held) endCallQuery() (query []string) {
 
 // listensQuery is a query that says whether one of the waiters that may be next listens. It looks
 // only at the first MostListeners places: a waiter that was pushed back behind them keeps its mark
-// until its next look. The order is that of wordQuery.
+// until its next look. The order is that of announceEndQuery.
 func (h *Held) listensQuery() string {
 	enough := "bool_or(listens) IS TRUE"
 	if h.toCall == crowd.SomeDormant { // NULL: all have left

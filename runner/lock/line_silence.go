@@ -140,8 +140,8 @@ func (b *bid) recordSilence(ctx context.Context, of evidence.Seat, found *eviden
 	var queries []string
 	for _, s := range found.Holders {
 		if s.PID == of.PID {
-			for _, columns := range (ledger.End{Outcome: ledger.Lost}).FinishColumns(s.ID, of.Token, s.Shared, "local") {
-				queries = append(queries, "SELECT "+columns)
+			for _, record := range (ledger.End{Outcome: ledger.Lost}).RecordSQL(s.ID, of.Token, s.Shared, "local") {
+				queries = append(queries, "SELECT "+record)
 			}
 		}
 	}

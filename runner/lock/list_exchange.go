@@ -136,7 +136,7 @@ type exchange struct {
 //	nil       error    are free              are free, too, or the list has to end
 //	error     error    the session may still hold any of them, until it ends
 func (x exchange) do(ctx context.Context) (released, tried error) {
-	queries := append(x.wordsQuery(), x.freeAndTryQuery())
+	queries := append(x.announceQuery(), x.freeAndTryQuery())
 	if len(x.next) > 0 {
 		queries = append(queries, x.drawQuery())
 	}
@@ -206,8 +206,8 @@ func (x exchange) read(answers []session.Rows) (released, tried error) {
 	return nil, nil
 }
 
-// wordsQuery is the query that announces how the commands ended, if any have.
-func (x exchange) wordsQuery() (query []string) {
+// announceQuery is the query that announces how the commands ended, if any have.
+func (x exchange) announceQuery() (query []string) {
 	if len(x.ended) == 0 {
 		return nil
 	}

@@ -29,6 +29,8 @@
 //	first try       what a session tries before it stands in line, if it may (firstTrySQL)
 //	second session  draws the token, where that of the lock can't (token_second.go)
 //	announce        tell those who listen what becomes of a lock, by NOTIFY (announce.go)
+//	record          tell the ledger how a command ended (ledger_end.go)
+//	report          do both on a new session, after a loss (report.go)
 //
 // In pglead each, instead of a candidate and a waiter:
 //

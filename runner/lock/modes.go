@@ -37,19 +37,19 @@ func (b *bid) usesLedger() bool {
 //	slots            any one lock will do                                    bid.readTry
 //	                 there is one line for all of them, the gate's           Claim.lineFor, takeGate
 //	shared           readers may share a ticket                              ticketQuery
-//	                 a reader announces left, not clean, and its name does   Held.wordQuery,
-//	                 not show its end                                        Held.releaseParts
+//	                 a reader announces left, not clean, and its name does   announceEndQuery,
+//	                 not show its end                                        releaseQueries
 //	                 a reader that comes back ends no former session         endFormerQuery
 //	in a transaction the locks are the transaction's: it tries, and ends     tryInTransaction,
 //	                 with the release                                        endTransaction
 //	                 waiters poll                                            waiter.poll
 //	                 the token comes from a second session                   drawOnSecond
-//	quorum           what counts is what the standbys have confirmed, on a   drawOnSecond, recordEnds,
+//	quorum           what counts is what the standbys have confirmed, on a   drawOnSecond, recordEach,
 //	                 second session                                          Session.AwaitStandbys
 //	                 the guard's word of the end waits for none              Held.EncodedRelease
 //	                 the first try does not travel with the login, and       session.Open,
 //	                 nobody waits for those who arrive                       awaitArrivalsQuery
 //	of a list        the session outlives the lock, and holds others         Held.Close, exchange
-//	                 ends are announced to all, in line or not               Held.wordQuery
+//	                 ends are announced to all, in line or not               announceEndQuery
 //	                 nobody stands in line: the list comes back              Item.KeepListening
 //	with a ledger    nobody waits for those who arrive                       awaitArrivalsQuery

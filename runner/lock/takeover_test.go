@@ -72,12 +72,12 @@ func TestForcedEnd(t *testing.T) {
 	}
 	t.Run("the last word", func(t *testing.T) {
 		h, next := end(t, 1, holders, holders)
-		lock.ReportLostRuns(t.Context(), h)
+		lock.Report(t.Context(), lock.WhileRunning, h)
 		next.held(t)
 	})
 	t.Run("the last word, to another role", func(t *testing.T) {
 		h, next := end(t, 2, holders, waiters)
-		lock.ReportLostRuns(t.Context(), h)
+		lock.Report(t.Context(), lock.WhileRunning, h)
 		next.held(t)
 	})
 	t.Run("dead, of the waiter's role", func(t *testing.T) {
@@ -178,7 +178,7 @@ func TestStrangers(t *testing.T) {
 			holdsAndWaits(t, next)
 			say()
 			stays(t, next, 3*time.Second)
-			lock.ReportLostRuns(t.Context(), h)
+			lock.Report(t.Context(), lock.WhileRunning, h)
 			next.held(t)
 		})
 	}
@@ -324,7 +324,7 @@ func TestEarlyStart(t *testing.T) {
 	inLine(t, server, id(7), 1)
 	tear(t, server, h)
 	holdsAndWaits(t, early)
-	lock.ReportLostRuns(t.Context(), h)
+	lock.Report(t.Context(), lock.WhileRunning, h)
 	held := early.held(t)
 	contend(t, cfg) // otherwise nothing is said
 	inLine(t, server, id(7), 1)
@@ -354,7 +354,7 @@ func TestLostReader(t *testing.T) {
 		h := acquire(t, cfg)
 		tear(t, server, h)
 		<-h.Lost()
-		lock.ReportLostRuns(t.Context(), h)
+		lock.Report(t.Context(), lock.WhileRunning, h)
 		if _, err := hearer.Query(t.Context(), "SELECT 1"); err != nil {
 			t.Fatal(err)
 		}
@@ -377,7 +377,7 @@ func TestReusedNumber(t *testing.T) {
 	if _, err := h.Session.Query(t.Context(), fmt.Sprintf("SET application_name = 'pglead:#%d test@here'", h.Token+1)); err != nil {
 		t.Fatal(err)
 	}
-	lock.ReportLostRuns(t.Context(), h)
+	lock.Report(t.Context(), lock.WhileRunning, h)
 	if _, err := h.Session.Query(t.Context(), "SELECT 1"); err != nil {
 		t.Errorf("another's session was ended: %v", err)
 	}

@@ -65,9 +65,9 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 
 // endTransaction releases the locks, and announces nothing. If the server rejects a query, such as
 // the COMMIT, since somebody has canceled it, the locks are free all the same, and the end has
-// still to be noted.
+// still to be recorded.
 func (h *Held) endTransaction(ctx context.Context) error {
-	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.finishQueries(h.end, h.endCommit()), "COMMIT")})
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.recordQueries(h.end, h.endCommit()), "COMMIT")})
 	switch {
 	case err == nil:
 		h.checkRecorded(answers)
@@ -76,10 +76,10 @@ func (h *Held) endTransaction(ctx context.Context) error {
 		return err
 	}
 	// A list's next transaction could not begin in a failed one, which would also keep one of the
-	// pooler's connections from the session that notes the end.
+	// pooler's connections from the session that records the end.
 	_ = insist(ctx, h.Session, "ROLLBACK")
 	if h.owes() {
-		h.handleRejectedRecord(ctx, err)
+		h.recordAgain(ctx, err)
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ func (h *Held) endWarmupQuery() (query []string) {
 	if h.cfg.Session.Transaction || h.cfg.ofList {
 		return nil
 	}
-	return []string{h.wordQuery(h.Locks[0], h.cfg.Claim.listenersSQL()+" AND pid IS NULL")}
+	return []string{h.announceEndQuery(h.Locks[0], h.cfg.Claim.listenersSQL()+" AND pid IS NULL")}
 }
 
 // turnWarmupQueries are, for one of the first in line, a burst without a try, a draw that finds
