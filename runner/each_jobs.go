@@ -19,7 +19,7 @@ type job struct {
 	item    string
 	log     *slog.Logger // names the item
 	worker  *worker
-	lock    *lock.Item
+	attempt *lock.Attempt
 	held    *lock.Held // once the lock is settled
 	signals chan os.Signal
 	run     *run      // once the command has ended, until the lock is released

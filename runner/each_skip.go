@@ -48,7 +48,7 @@ func (e *each) skip(j *job, why reason) {
 // to it, the session listens meanwhile.
 func (e *each) skipHeld(ctx context.Context, j *job) error {
 	e.skip(j, heldElsewhere)
-	return j.lock.KeepListening(ctx)
+	return j.attempt.KeepListening(ctx)
 }
 
 // skipIfRun skips an item that was run since this session began, and says whether it did.

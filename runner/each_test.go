@@ -77,8 +77,8 @@ func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *job) {
 		t.Fatal(got.err)
 	}
 	j := got.next
-	if tried := w.swap(nil, j); tried != nil || !j.lock.Granted() {
-		t.Fatalf("granted %t, %v", j.lock.Granted(), tried)
+	if tried := w.exchange(nil, j); tried != nil || !j.attempt.Granted() {
+		t.Fatalf("granted %t, %v", j.attempt.Granted(), tried)
 	}
 	return w, j
 }

@@ -22,8 +22,8 @@ import (
 //	      fetchQueued    the same, but without waiting for an item in the queue
 //	        pick         the next item that this process doesn't know to be done or under way here
 //	        readyGuard   the guard gets ready while the server answers
-//	        swap         the round trip to the server (lock.List.Exchange)
-//	        settleOrSkip settles the lock (lock.Item.Settle), or skips the item
+//	        exchange     the round trip to the server (lock.List.Exchange)
+//	        settleOrSkip settles the lock (lock.Attempt.Settle), or skips the item
 //	    releaseBeside    releases the last lock while the command runs
 //	      fetchAhead     after a brief command: fetches the next lock, too (fetchQueued)
 //	    runItem          runs the command under its lock
@@ -113,7 +113,7 @@ func (w *worker) fetchQueued(ctx context.Context, last *job, first *string, ahea
 			w.releaseLast(last)
 			return got
 		}
-		tried := w.swap(last, next)
+		tried := w.exchange(last, next)
 		if got = w.settleOrSkip(ctx, next, tried, ahead); got.next != nil {
 			return got
 		}
@@ -124,15 +124,15 @@ func (w *worker) fetchQueued(ctx context.Context, last *job, first *string, ahea
 	}
 }
 
-// swap releases the lock of the last command, and tries for the lock of the next job. Either may
+// exchange releases the lock of the last command, and tries for the lock of the next job. Either may
 // be nil. Its error is that of the try.
-func (w *worker) swap(last, next *job) (tried error) {
-	var freed, wanted *lock.Item
+func (w *worker) exchange(last, next *job) (tried error) {
+	var freed, wanted *lock.Attempt
 	if last != nil {
-		freed = last.lock
+		freed = last.attempt
 	}
 	if next != nil {
-		wanted = next.lock
+		wanted = next.attempt
 	}
 	released, tried := w.list.Exchange(freed, wanted)
 	if last != nil {
@@ -167,7 +167,7 @@ func (w *worker) pick(ctx context.Context, first *string) fetched {
 		cfg := w.cfg.Lock
 		cfg.Claim, cfg.Log, cfg.Observer = j.claim(), j.log, w.observer(j.ID)
 		cfg.SayTrying()
-		j.lock = w.list.Item(cfg, w.returning)
+		j.attempt = w.list.Attempt(cfg, w.returning)
 		skipped, err := w.skipIfRun(ctx, j)
 		if !skipped {
 			return fetched{next: j}
@@ -200,19 +200,19 @@ func (w *worker) settleOrSkip(ctx context.Context, j *job, tried error, ahead bo
 	switch {
 	case tried != nil:
 		return fetched{err: w.skipIfBarred(j, tried)}
-	case !j.lock.Granted():
+	case !j.attempt.Granted():
 		return fetched{err: w.skipHeld(ctx, j)}
 	}
 	// By now this process has heard which runs ended between the first check and the grant.
 	skipped, err := w.skipIfRun(ctx, j)
 	if skipped {
-		failed := j.lock.GiveBack()
+		failed := j.attempt.GiveBack()
 		return fetched{err: cmp.Or(err, failed)}
 	}
-	if ahead && j.lock.Delayed() {
-		return fetched{retry: &j.item, err: j.lock.GiveBack()}
+	if ahead && j.attempt.Delayed() {
+		return fetched{retry: &j.item, err: j.attempt.GiveBack()}
 	}
-	if j.held, err = j.lock.Settle(ctx); err == nil {
+	if j.held, err = j.attempt.Settle(ctx); err == nil {
 		return fetched{next: j}
 	}
 	return fetched{err: w.skipIfBarred(j, err)}
@@ -220,7 +220,7 @@ func (w *worker) settleOrSkip(ctx context.Context, j *job, tried error, ahead bo
 
 // giveBack gives back a lock under which no command was started.
 func (w *worker) giveBack(j *job) {
-	if j.lock.GiveBack() != nil {
+	if j.attempt.GiveBack() != nil {
 		w.noteLost(j)
 	}
 	w.forget(j)
@@ -304,7 +304,7 @@ func (w *worker) readyGuard() (err error) {
 // releaseLast releases the lock of a command that has ended, if there is one.
 func (w *worker) releaseLast(last *job) {
 	if last != nil {
-		_ = w.swap(last, nil) // it tries for nothing
+		_ = w.exchange(last, nil) // it tries for nothing
 	}
 }
 
@@ -317,7 +317,7 @@ func (w *worker) noteLost(j *job) {
 
 // forget ends the work on an item, for now or for good.
 func (w *worker) forget(j *job) {
-	j.lock.Close()
+	j.attempt.Close()
 	w.jobs.leave(j)
 }
 

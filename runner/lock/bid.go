@@ -14,11 +14,11 @@ import (
 
 // bid is a claim on a session, as far as it has been granted.
 type bid struct {
-	s     *session.Session
-	cfg   Config
-	got   *Held // what it has got so far
-	place place // in line, if it is a waiter's
-	item  *Item // of a list, or nil
+	s       *session.Session
+	cfg     Config
+	got     *Held    // what it has got so far
+	place   place    // in line, if it is a waiter's
+	attempt *Attempt // of a list, or nil
 
 	// What it knows of others that have its locks, or had them. The session's reader writes to all
 	// of it but contested and unknownHolder, and to the mark of the place.

@@ -33,7 +33,7 @@ func OpenSession(ctx context.Context, cfg Config) (*session.Session, error) {
 }
 
 // ExchangeAll is an exchange with several wishes: the locks to release, and those to try for.
-func (l *List) ExchangeAll(last, next []*Item) (released, tried error) {
+func (l *List) ExchangeAll(last, next []*Attempt) (released, tried error) {
 	var wishes []*wish
 	for _, i := range last {
 		wishes = append(wishes, &wish{last: i})
@@ -44,16 +44,16 @@ func (l *List) ExchangeAll(last, next []*Item) (released, tried error) {
 	return l.exchangeAll(wishes)
 }
 
-// Fits says whether the item's next step can be part of an exchange.
-func (i *Item) Fits() bool {
-	if i.held != nil {
-		return i.held.endFits()
+// Fits says whether the attempt's next step can be part of an exchange.
+func (a *Attempt) Fits() bool {
+	if a.held != nil {
+		return a.held.endFits()
 	}
-	return i.bid.tryFits()
+	return a.bid.tryFits()
 }
 
 // MostKept is mostKept.
 const MostKept = mostKept
 
 // Kept says whether the list listens until it comes back to the item.
-func (i *Item) Kept() bool { return i.kept }
+func (a *Attempt) Kept() bool { return a.kept }

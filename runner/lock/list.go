@@ -20,12 +20,12 @@ import (
 // List is the work on a list, whose items each have a lock, in one session. Commands run in that
 // session beside each other, in a transaction one at a time.
 //
-//	OpenList                opens the session, and hears which items other workers on the list run
-//	  Item                  begins an attempt at an item (list_item.go)
-//	  Exchange              releases the last item's lock, and tries for the next one's
-//	    Item.Settle         if it was granted: returns when the command may start
-//	    Item.KeepListening  if others have it, and the list comes back to the item
-//	  Item.Close            ends the attempt
+//	OpenList                   opens the session, and hears which items others on the list run
+//	  Attempt                  begins an attempt at an item (list_attempt.go)
+//	  Exchange                 releases the last item's lock, and tries for the next one's
+//	    Attempt.Settle         if it was granted: returns when the command may start
+//	    Attempt.KeepListening  if others have it, and the list comes back to the item
+//	  Attempt.Close            ends it
 type List struct {
 	Session *session.Session
 
@@ -34,7 +34,7 @@ type List struct {
 	wishes chan *wish
 
 	mu       sync.Mutex
-	underWay map[lockkey.ID]*Item
+	underWay map[lockkey.ID]*Attempt
 	kept     map[lockkey.ID]*bid // bids that listen until the list comes back to their items
 }
 
@@ -48,7 +48,7 @@ const mostKept = 64
 func OpenList(ctx context.Context, cfg Config, number lockkey.ID, heard func(item lockkey.ID, ok bool)) (*List, error) {
 	cfg.ofList = true
 	c := NewCandidate(cfg)
-	l := &List{cfg: cfg, number: number, wishes: make(chan *wish), underWay: map[lockkey.ID]*Item{}, kept: map[lockkey.ID]*bid{}}
+	l := &List{cfg: cfg, number: number, wishes: make(chan *wish), underWay: map[lockkey.ID]*Attempt{}, kept: map[lockkey.ID]*bid{}}
 	err := c.persist(ctx, func() (err error) {
 		if l.Session, err = c.openSession(ctx, ""); err != nil {
 			return err
@@ -93,12 +93,12 @@ func (l *List) passOnDeadlines() {
 func (l *List) passOn(deadline boottime.Instant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, i := range l.underWay {
+	for _, a := range l.underWay {
 		select {
-		case <-i.renewed: // an older one
+		case <-a.renewed: // an older one
 		default:
 		}
-		i.renewed <- deadline
+		a.renewed <- deadline
 	}
 }
 
@@ -122,10 +122,10 @@ func (l *List) showKeys() {
 	const most = 8 // the server cuts off what is too long
 	d := l.cfg.describe()
 	d.Since, d.Keys = time.Now(), nil
-	for _, i := range l.underWay {
-		d.Delay = max(d.Delay, i.delay)
+	for _, a := range l.underWay {
+		d.Delay = max(d.Delay, a.delay)
 		if len(d.Keys) < most {
-			d.Keys = append(d.Keys, i.bid.cfg.Claim.Key(0))
+			d.Keys = append(d.Keys, a.bid.cfg.Claim.Key(0))
 		}
 	}
 	l.Session.SetComment(d.Comment())
@@ -139,9 +139,9 @@ const checkAfter = crowd.FirstBeat
 // Whatever their number, pg_stat_statements sees a single statement. The caller holds mu.
 func (l *List) checkForStepDowns() {
 	of := map[string]*Held{}
-	for id, i := range l.underWay {
-		if i.checks {
-			of[advisory.StepDownOf(id).String()] = i.held
+	for id, a := range l.underWay {
+		if a.checks {
+			of[advisory.StepDownOf(id).String()] = a.held
 		}
 	}
 	beat := session.Heartbeat{Request: session.Request{SQL: []string{session.PlainBeatQuery}}}

@@ -9,12 +9,12 @@ import (
 
 // TestDeadlinesOfList: a session's deadline reaches all of a list's commands. Only the latest counts.
 func TestDeadlinesOfList(t *testing.T) {
-	of := func() *Item { return &Item{renewed: make(chan boottime.Instant, 1)} }
-	l := &List{underWay: map[lockkey.ID]*Item{{Number: 1}: of(), {Number: 2}: of()}}
+	of := func() *Attempt { return &Attempt{renewed: make(chan boottime.Instant, 1)} }
+	l := &List{underWay: map[lockkey.ID]*Attempt{{Number: 1}: of(), {Number: 2}: of()}}
 	l.passOn(1)
 	l.passOn(2)
-	for id, i := range l.underWay {
-		if deadline := <-i.renewed; deadline != 2 {
+	for id, a := range l.underWay {
+		if deadline := <-a.renewed; deadline != 2 {
 			t.Errorf("%v: deadline %v", id, deadline)
 		}
 	}

@@ -33,12 +33,12 @@ func TestListHears(t *testing.T) {
 	peer, another := openList(t, cfg), open(2, nil)
 	run := func(l *lock.List, number int64, outcome ledger.Outcome) {
 		t.Helper()
-		i := takeItem(t, l, cfg, number, false)
-		ended(settleItem(t, i), outcome)
-		if released, _ := l.Exchange(i, nil); released != nil {
+		a := takeItem(t, l, cfg, number, false)
+		ended(settleItem(t, a), outcome)
+		if released, _ := l.Exchange(a, nil); released != nil {
 			t.Fatal(released)
 		}
-		i.Close()
+		a.Close()
 	}
 	for _, payload := range []string{"7 ok", "7 failed", "7 ok more", "", "7", "7 maybe", "ok 7", "8 ok"} {
 		query(t, server, "SELECT pg_notify('pglead.1.each.1', '"+payload+"')")

@@ -14,7 +14,7 @@ import (
 
 // wish is what one worker asks of an exchange: a lock to release, one to try for, or both.
 type wish struct {
-	last, next      *Item
+	last, next      *Attempt
 	released, tried error         // the exchange's, once it is done
 	done            chan struct{} // closed then
 }
@@ -25,7 +25,7 @@ const mostWishes = 256
 // Exchange releases the lock of the last item, whose command has ended, and tries for that of the
 // next. Either may be nil. It tells the other workers on the list of the end. If possible, one
 // round trip does all that, with what other workers ask for meanwhile.
-func (l *List) Exchange(last, next *Item) (released, tried error) {
+func (l *List) Exchange(last, next *Attempt) (released, tried error) {
 	ctx := context.Background() // each request ends at the latest when the session does
 	w := &wish{done: make(chan struct{})}
 	switch {
@@ -55,12 +55,12 @@ func (l *List) Exchange(last, next *Item) (released, tried error) {
 }
 
 // release releases a lock outside an exchange.
-func (i *Item) release(ctx context.Context) error {
-	if i.bid.cfg.announces() {
+func (a *Attempt) release(ctx context.Context) error {
+	if a.bid.cfg.announces() {
 		// If that fails, the session is lost, or at worst somebody else runs the item again.
-		_, _ = i.list.Session.Query(ctx, "SELECT "+asyncCommitSQL+", "+i.list.endSQL(i.held))
+		_, _ = a.list.Session.Query(ctx, "SELECT "+asyncCommitSQL+", "+a.list.endSQL(a.held))
 	}
-	return i.held.Release(ctx)
+	return a.held.Release(ctx)
 }
 
 // canExchange says whether, in a list, the release of one lock and the try for the next can go in

@@ -21,25 +21,25 @@ func TestExchange(t *testing.T) {
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), lock.Claim{})
 	l := openList(t, cfg)
-	item := func(number int64) *lock.Item {
+	item := func(number int64) *lock.Attempt {
 		of := cfg
 		of.Claim = exclusive(number)
-		i := l.Item(of, false)
-		if !i.Fits() {
+		a := l.Attempt(of, false)
+		if !a.Fits() {
 			t.Fatalf("the try for %d does not join", number)
 		}
-		return i
+		return a
 	}
-	do := func(last, next []*lock.Item) {
+	do := func(last, next []*lock.Attempt) {
 		t.Helper()
 		if released, tried := l.ExchangeAll(last, next); released != nil || tried != nil {
 			t.Fatal(released, tried)
 		}
 	}
-	settle := func(i *lock.Item) *lock.Held {
+	settle := func(a *lock.Attempt) *lock.Held {
 		t.Helper()
-		h := ended(settleItem(t, i), ledger.OK)
-		if !i.Fits() {
+		h := ended(settleItem(t, a), ledger.OK)
+		if !a.Fits() {
 			t.Fatal("what is held does not join")
 		}
 		return h
@@ -55,7 +55,7 @@ func TestExchange(t *testing.T) {
 	}
 
 	one, two, three := item(11), item(12), item(13)
-	do(nil, []*lock.Item{one, two, three})
+	do(nil, []*lock.Attempt{one, two, three})
 	if !one.Granted() || !two.Granted() || three.Granted() {
 		t.Fatalf("granted: %t, %t, %t", one.Granted(), two.Granted(), three.Granted())
 	}
@@ -65,7 +65,7 @@ func TestExchange(t *testing.T) {
 	}
 
 	four := item(14)
-	do([]*lock.Item{one}, []*lock.Item{four})
+	do([]*lock.Attempt{one}, []*lock.Attempt{four})
 	if third := settle(four); third.Token <= first.Token {
 		t.Errorf("token %d after %d", third.Token, first.Token)
 	}
@@ -91,7 +91,7 @@ func TestExchange(t *testing.T) {
 	if err, _ := l.Exchange(one, nil); kindOf(err) != session.Unsafe {
 		t.Errorf("released twice: %v", err)
 	}
-	do([]*lock.Item{two}, nil)
+	do([]*lock.Attempt{two}, nil)
 	if got := run(t, foreign, "SELECT pg_try_advisory_lock(12)::text"); got[0] != "true" {
 		t.Error("12 is not free")
 	}
@@ -112,14 +112,14 @@ func TestJoins(t *testing.T) {
 	} {
 		of := cfg
 		change(&of)
-		if l.Item(of, false).Fits() {
+		if l.Attempt(of, false).Fits() {
 			t.Errorf("%s: it joins", name)
 		}
 	}
-	if l.Item(cfg, true).Fits() {
+	if l.Attempt(cfg, true).Fits() {
 		t.Error("an item to which the list comes back joins")
 	}
-	heard := l.Item(cfg, false)
+	heard := l.Attempt(cfg, false)
 	if err := heard.KeepListening(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -138,9 +138,9 @@ func TestNotedBeforeFree(t *testing.T) {
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(11)))
 	l := openList(t, cfg)
-	i := takeItem(t, l, cfg, 11, false)
-	ended(settleItem(t, i), ledger.OK)
-	if err, _ := l.Exchange(i, nil); err != nil {
+	a := takeItem(t, l, cfg, 11, false)
+	ended(settleItem(t, a), ledger.OK)
+	if err, _ := l.Exchange(a, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := rows(t, server); got != "nightly ok f t f" {
@@ -178,9 +178,9 @@ func TestUnheardEnd(t *testing.T) {
 		cfg, c := config(t, dsn, exclusive(11)), &contender{}
 		cfg.Log = slog.New(c)
 		l := openList(t, cfg)
-		i := endedItem(t, l, cfg)
+		a := endedItem(t, l, cfg)
 		forbid(t)
-		if released, _ := l.Exchange(i, nil); released != nil || !free() {
+		if released, _ := l.Exchange(a, nil); released != nil || !free() {
 			t.Errorf("%v; the lock is free: %t", released, free())
 		}
 		if said := c.said(); !slices.Equal(said, []string{"unheard"}) {
@@ -190,11 +190,11 @@ func TestUnheardEnd(t *testing.T) {
 }
 
 // endedItem is an item of lock 11, which an exchange has tried for, and whose command has ended.
-func endedItem(t *testing.T, l *lock.List, cfg lock.Config) *lock.Item {
+func endedItem(t *testing.T, l *lock.List, cfg lock.Config) *lock.Attempt {
 	t.Helper()
-	i := takeItem(t, l, cfg, 11, false)
-	ended(settleItem(t, i), ledger.OK)
-	return i
+	a := takeItem(t, l, cfg, 11, false)
+	ended(settleItem(t, a), ledger.OK)
+	return a
 }
 
 // TestRejectedExchange: if the server rejects the token of an exchange, or its tries, the session
@@ -218,7 +218,7 @@ func TestRejectedExchange(t *testing.T) {
 			last := endedItem(t, l, cfg)
 			query(t, server, "REVOKE EXECUTE ON FUNCTION "+of.function+" FROM PUBLIC")
 			cfg.Claim = lock.Claim{IDs: []lockkey.ID{of.next}}
-			next := l.Item(cfg, false)
+			next := l.Attempt(cfg, false)
 			released, tried := l.Exchange(last, next)
 			wants, _, _ := strings.Cut(of.function, "(")
 			if released != nil || kindOf(tried) != session.Denied || !strings.Contains(fmt.Sprint(tried), "permission denied for function "+wants) {

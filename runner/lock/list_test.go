@@ -25,20 +25,20 @@ func openList(t *testing.T, cfg lock.Config) *lock.List {
 }
 
 // takeItem tries for the lock of this number, which is free.
-func takeItem(t *testing.T, l *lock.List, cfg lock.Config, number int64, returning bool) *lock.Item {
+func takeItem(t *testing.T, l *lock.List, cfg lock.Config, number int64, returning bool) *lock.Attempt {
 	t.Helper()
 	cfg.Claim.IDs = []lockkey.ID{id(number)}
-	i := l.Item(cfg, returning)
-	if _, err := l.Exchange(nil, i); err != nil || !i.Granted() {
-		t.Fatalf("%d: granted %t, %v", number, i.Granted(), err)
+	a := l.Attempt(cfg, returning)
+	if _, err := l.Exchange(nil, a); err != nil || !a.Granted() {
+		t.Fatalf("%d: granted %t, %v", number, a.Granted(), err)
 	}
-	return i
+	return a
 }
 
 // settleItem settles a lock that takeItem has taken.
-func settleItem(t *testing.T, i *lock.Item) *lock.Held {
+func settleItem(t *testing.T, a *lock.Attempt) *lock.Held {
 	t.Helper()
-	h, err := i.Settle(t.Context())
+	h, err := a.Settle(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestDelayStaysShown(t *testing.T) {
 			t.Errorf("%s: it shows the keys %q and the delay %v; want %q and %v", what, d.Keys, d.Delay, want, delay)
 		}
 	}
-	take := func(number int64, key string, returning bool) *lock.Item {
+	take := func(number int64, key string, returning bool) *lock.Attempt {
 		t.Helper()
 		cfg.Claim.Keys = []string{key}
 		return takeItem(t, l, cfg, number, returning)
@@ -113,12 +113,12 @@ func TestKeptAreBounded(t *testing.T) {
 	kept := func(number int64) bool {
 		t.Helper()
 		cfg.Claim.IDs = []lockkey.ID{id(number)}
-		i := l.Item(cfg, false)
-		defer i.Close()
-		if err := i.KeepListening(t.Context()); err != nil {
+		a := l.Attempt(cfg, false)
+		defer a.Close()
+		if err := a.KeepListening(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		return i.Kept()
+		return a.Kept()
 	}
 	for n := range int64(lock.MostKept) {
 		if !kept(n) {
@@ -129,7 +129,7 @@ func TestKeptAreBounded(t *testing.T) {
 		t.Error("it is not the known ones that are kept")
 	}
 	cfg.Claim.IDs = []lockkey.ID{id(0)}
-	l.Item(cfg, true).Close() // nobody comes back to it any more
+	l.Attempt(cfg, true).Close() // nobody comes back to it any more
 	if !kept(lock.MostKept) {
 		t.Error("no room for another one")
 	}
@@ -141,10 +141,10 @@ func TestInterruptedItem(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, start(t, nil).DSN("postgres"), exclusive(11))
 	l := openList(t, cfg)
-	i := takeItem(t, l, cfg, 11, true)
+	a := takeItem(t, l, cfg, 11, true)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := i.Settle(ctx); !errors.Is(err, context.Canceled) {
+	if _, err := a.Settle(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("an interrupted start: %v", err)
 	}
 	if !try(t, bid(t, cfg)) {

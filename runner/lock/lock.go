@@ -35,7 +35,7 @@
 // In pglead each, instead of a candidate and a waiter:
 //
 //	list      one session for many bids. Nobody stands in line: a refused item is tried again
-//	item      one attempt at one of the list's locks
+//	attempt   one bid for the lock of one of the list's items
 //	exchange  one message that releases a lock and tries for the next one
 //
 // In line, for speed and fairness alone:

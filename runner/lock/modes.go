@@ -51,5 +51,5 @@ func (b *bid) usesLedger() bool {
 //	                 nobody waits for those who arrive                       awaitArrivalsQuery
 //	of a list        the session outlives the lock, and holds others         Held.Close, exchange
 //	                 ends are announced to all, in line or not               announceEndQuery
-//	                 nobody stands in line: the list comes back              Item.KeepListening
+//	                 nobody stands in line: the list comes back              Attempt.KeepListening
 //	with a ledger    nobody waits for those who arrive                       awaitArrivalsQuery

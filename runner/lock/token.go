@@ -178,8 +178,8 @@ func (b *bid) showHolding() {
 
 // show puts a description into the session's comment. A list's session has many bids.
 func (b *bid) show(d describe.Description) {
-	if b.item != nil {
-		b.item.show(d.Delay)
+	if b.attempt != nil {
+		b.attempt.show(d.Delay)
 		return
 	}
 	b.s.SetComment(d.Comment())

@@ -10,8 +10,8 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// Item is one attempt at an item of a list. At most one attempt at an item is under way.
-type Item struct {
+// Attempt is one attempt at an item of a list. At most one attempt at an item is under way.
+type Attempt struct {
 	list       *List
 	bid        *bid
 	held       *Held                 // once it has settled
@@ -23,66 +23,66 @@ type Item struct {
 	delay  time.Duration // for which the lock is held before the command may start
 }
 
-// Item begins an attempt at the item whose lock cfg's Claim names. If the last attempt has kept
+// Attempt begins an attempt at the item whose lock cfg's Claim names. If the last attempt has kept
 // listening, this one knows what was heard meanwhile. Otherwise returning says that others may have
 // had the lock since an earlier attempt of the caller's.
-func (l *List) Item(cfg Config, returning bool) *Item {
-	i := &Item{list: l, renewed: make(chan boottime.Instant, 1)}
+func (l *List) Attempt(cfg Config, returning bool) *Attempt {
+	a := &Attempt{list: l, renewed: make(chan boottime.Instant, 1)}
 	id := cfg.Claim.IDs[0]
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if i.bid = l.kept[id]; i.bid == nil {
+	if a.bid = l.kept[id]; a.bid == nil {
 		cfg.ofList = true
-		i.bid = newBid(l.Session, cfg, returning, nil)
+		a.bid = newBid(l.Session, cfg, returning, nil)
 	}
-	i.bid.item = i
-	l.underWay[id] = i
-	return i
+	a.bid.attempt = a
+	l.underWay[id] = a
+	return a
 }
 
-func (i *Item) id() lockkey.ID { return i.bid.cfg.Claim.IDs[0] }
+func (a *Attempt) id() lockkey.ID { return a.bid.cfg.Claim.IDs[0] }
 
 // Granted says whether the list has the lock.
-func (i *Item) Granted() bool { return i.bid.complete() }
+func (a *Attempt) Granted() bool { return a.bid.complete() }
 
 // Delayed says whether Settle will hold the lock, which was granted, for some time without a command.
-func (i *Item) Delayed() bool { return i.bid.got.verdict.Delay > 0 }
+func (a *Attempt) Delayed() bool { return a.bid.got.verdict.Delay > 0 }
 
 // Settle prepares a lock that was granted for the start of its command (bid.settle). If that fails,
 // the lock is free: others still work in this session.
-func (i *Item) Settle(ctx context.Context) (*Held, error) {
-	h, err := i.bid.settle(ctx)
-	if err != nil && i.list.Session.Err() == nil {
-		if failed := i.bid.giveBack(context.WithoutCancel(ctx)); failed != nil {
+func (a *Attempt) Settle(ctx context.Context) (*Held, error) {
+	h, err := a.bid.settle(ctx)
+	if err != nil && a.list.Session.Err() == nil {
+		if failed := a.bid.giveBack(context.WithoutCancel(ctx)); failed != nil {
 			err = failed
 		}
-		i.show(0)
+		a.show(0)
 	}
 	if err != nil {
 		return nil, err
 	}
-	i.held, h.renewed = h, i.renewed
-	i.checkTimer = time.AfterFunc(checkAfter, i.checkForStepDown)
+	a.held, h.renewed = h, a.renewed
+	a.checkTimer = time.AfterFunc(checkAfter, a.checkForStepDown)
 	return h, nil
 }
 
 // show notes how long the lock is held before the command may start, and describes the session
 // anew.
-func (i *Item) show(delay time.Duration) {
-	i.list.mu.Lock()
-	defer i.list.mu.Unlock()
-	i.delay = delay
-	i.list.showKeys()
+func (a *Attempt) show(delay time.Duration) {
+	a.list.mu.Lock()
+	defer a.list.mu.Unlock()
+	a.delay = delay
+	a.list.showKeys()
 }
 
 // checkForStepDown makes the heartbeat look for requests that the item's command step down, until
 // the attempt ends.
-func (i *Item) checkForStepDown() {
-	l := i.list
+func (a *Attempt) checkForStepDown() {
+	l := a.list
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.underWay[i.id()] == i {
-		i.checks = true
+	if l.underWay[a.id()] == a {
+		a.checks = true
 		l.checkForStepDowns()
 		l.Session.BeatAt(boottime.Now()) // the heartbeat's comment shows the keys
 	}
@@ -92,76 +92,76 @@ func (i *Item) checkForStepDown() {
 // knows whether the last holder is dead. If it listens to too many already, or the server rejects
 // that, the next attempt waits for the lock-delay. Without a wait, or through a pooler, nothing is
 // heard.
-func (i *Item) KeepListening(ctx context.Context) error {
-	if i.bid.cfg.Wait == 0 || !i.bid.cfg.announces() {
+func (a *Attempt) KeepListening(ctx context.Context) error {
+	if a.bid.cfg.Wait == 0 || !a.bid.cfg.announces() {
 		return nil
 	}
-	if i.kept = i.list.keep(i); i.kept {
-		err := i.bid.listen(ctx)
+	if a.kept = a.list.keep(a); a.kept {
+		err := a.bid.listen(ctx)
 		if err == nil {
 			return nil
 		}
-		i.kept = false // it may not listen
-		if err := i.bid.cfg.freeRejected(ctx, i.list.Session, err, []advisory.Lock{advisory.CommonMarkOf(i.id())}); err != nil {
+		a.kept = false // it may not listen
+		if err := a.bid.cfg.freeRejected(ctx, a.list.Session, err, []advisory.Lock{advisory.CommonMarkOf(a.id())}); err != nil {
 			return err
 		}
 	}
-	return i.bid.endArrival(ctx)
+	return a.bid.endArrival(ctx)
 }
 
 // keep keeps the item's bid if there is room for it, and says whether it did.
-func (l *List) keep(i *Item) bool {
+func (l *List) keep(a *Attempt) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.kept[i.id()] == nil && len(l.kept) >= mostKept {
+	if l.kept[a.id()] == nil && len(l.kept) >= mostKept {
 		return false
 	}
-	l.kept[i.id()] = i.bid
+	l.kept[a.id()] = a.bid
 	return true
 }
 
 // GiveBack frees a lock under which no command was started, and ends the attempt.
-func (i *Item) GiveBack() error {
-	err := i.giveBack(context.Background())
-	i.Close()
-	i.show(0) // without this item's key
+func (a *Attempt) GiveBack() error {
+	err := a.giveBack(context.Background())
+	a.Close()
+	a.show(0) // without this item's key
 	return err
 }
 
-func (i *Item) giveBack(ctx context.Context) error {
-	if i.held == nil {
-		return i.bid.giveBack(ctx)
+func (a *Attempt) giveBack(ctx context.Context) error {
+	if a.held == nil {
+		return a.bid.giveBack(ctx)
 	}
-	i.held.SetEnd(ledger.End{At: time.Now(), Outcome: ledger.Stopped})
-	if err := i.held.Err(); err != nil {
+	a.held.SetEnd(ledger.End{At: time.Now(), Outcome: ledger.Stopped})
+	if err := a.held.Err(); err != nil {
 		return err
 	}
-	return i.held.Release(ctx)
+	return a.held.Release(ctx)
 }
 
 // Close ends the attempt. The lock is free by now, or was lost. Unless KeepListening was called,
 // the session stops listening for the item. A second Close, or one after GiveBack, does nothing if
 // no other attempt at the item has begun.
-func (i *Item) Close() {
-	if i.checkTimer != nil {
-		i.checkTimer.Stop()
+func (a *Attempt) Close() {
+	if a.checkTimer != nil {
+		a.checkTimer.Stop()
 	}
-	if i.leave(); !i.kept && i.bid.listens() {
-		_ = i.bid.unlisten(context.Background()) // at worst the session still hears what it ignores
+	if a.leave(); !a.kept && a.bid.listens() {
+		_ = a.bid.unlisten(context.Background()) // at worst the session still hears what it ignores
 	}
 }
 
 // leave takes the attempt off the list.
-func (i *Item) leave() {
-	l := i.list
+func (a *Attempt) leave() {
+	l := a.list
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.underWay, i.id())
-	if i.checks {
-		i.checks = false
+	delete(l.underWay, a.id())
+	if a.checks {
+		a.checks = false
 		l.checkForStepDowns()
 	}
-	if !i.kept {
-		delete(l.kept, i.id())
+	if !a.kept {
+		delete(l.kept, a.id())
 	}
 }
