@@ -150,7 +150,7 @@ func (cfg *Config) firstTrySQL() string {
 }
 
 // noteResult notes which locks a try has won. Every grant comes through here, from try, tryOften,
-// tryInTransaction and exchange.do. The try itself is sent with the login (firstTrySQL), or by
+// tryInTransaction and exchange.ask. The try itself is sent with the login (firstTrySQL), or by
 // askTry, burstQuery, Session.Begin or exchange.freeAndTryQuery. Then complete says whether it is
 // the whole claim, areListed whether pg_locks agrees, and settle when a command may start. The
 // verdict on each lock says how long the last holder's command may be alive.

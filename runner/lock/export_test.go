@@ -32,16 +32,32 @@ func OpenSession(ctx context.Context, cfg Config) (*session.Session, error) {
 	return NewCandidate(cfg).openSession(ctx, "")
 }
 
-// ExchangeAll is an exchange with several wishes: the locks to release, and those to try for.
+// ExchangeAll is an exchange that several have joined: the locks to release, and those to try for.
 func (l *List) ExchangeAll(last, next []*Attempt) (released, tried error) {
-	var wishes []*wish
-	for _, i := range last {
-		wishes = append(wishes, &wish{last: i})
+	x := &exchange{list: l}
+	for _, a := range last {
+		x.ended = append(x.ended, a.held)
 	}
-	for _, i := range next {
-		wishes = append(wishes, &wish{next: i})
+	for _, a := range next {
+		x.next = append(x.next, a.bid)
 	}
-	return l.exchangeAll(wishes)
+	return x.ask(context.Background())
+}
+
+// HoldExchanges keeps exchanges from being sent until send is called.
+func (l *List) HoldExchanges() (send func()) {
+	l.exchanging.Lock()
+	return l.exchanging.Unlock
+}
+
+// Joined is how many have joined the next exchange to try for a lock.
+func (l *List) Joined() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.nextExchange == nil {
+		return 0
+	}
+	return len(l.nextExchange.next)
 }
 
 // Fits says whether the attempt's next step can be part of an exchange.

@@ -29,13 +29,14 @@ import (
 type List struct {
 	Session *session.Session
 
-	cfg    Config
-	number lockkey.ID // of the key as it was given, including {}
-	wishes chan *wish
+	cfg        Config
+	number     lockkey.ID // of the key as it was given, including {}
+	exchanging sync.Mutex // for the round trip of an exchange
 
-	mu       sync.Mutex
-	underWay map[lockkey.ID]*Attempt
-	kept     map[lockkey.ID]*bid // bids that listen until the list comes back to their items
+	mu           sync.Mutex
+	underWay     map[lockkey.ID]*Attempt
+	kept         map[lockkey.ID]*bid // bids that listen until the list comes back to their items
+	nextExchange *exchange           // which workers may still join, or nil
 }
 
 // mostKept limits the items to whose locks a list listens: each takes two of the server's locks,
@@ -48,7 +49,7 @@ const mostKept = 64
 func OpenList(ctx context.Context, cfg Config, number lockkey.ID, heard func(item lockkey.ID, ok bool)) (*List, error) {
 	cfg.ofList = true
 	c := NewCandidate(cfg)
-	l := &List{cfg: cfg, number: number, wishes: make(chan *wish), underWay: map[lockkey.ID]*Attempt{}, kept: map[lockkey.ID]*bid{}}
+	l := &List{cfg: cfg, number: number, underWay: map[lockkey.ID]*Attempt{}, kept: map[lockkey.ID]*bid{}}
 	err := c.persist(ctx, func() (err error) {
 		if l.Session, err = c.openSession(ctx, ""); err != nil {
 			return err
@@ -68,15 +69,11 @@ func OpenList(ctx context.Context, cfg Config, number lockkey.ID, heard func(ite
 	}
 	l.Session.StartHeartbeat()
 	go l.passOnDeadlines()
-	go l.doExchanges()
 	return l, nil
 }
 
 // Close ends the session.
-func (l *List) Close() {
-	close(l.wishes)
-	l.Session.Close()
-}
+func (l *List) Close() { l.Session.Close() }
 
 // passOnDeadlines passes the session's deadlines on to its commands.
 func (l *List) passOnDeadlines() {

@@ -12,43 +12,34 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// wish is what one worker asks of an exchange: a lock to release, one to try for, or both.
-type wish struct {
-	last, next      *Attempt
-	released, tried error         // the exchange's, once it is done
-	done            chan struct{} // closed then
-}
-
-// mostWishes limits the wishes in one exchange: a statement can have 1,664 columns.
-const mostWishes = 256
-
-// Exchange releases the lock of the last item, whose command has ended, and tries for that of the
+// Exchange releases the lock of the last attempt, whose command has ended, and tries for that of the
 // next. Either may be nil. It tells the other workers on the list of the end. If possible, one
 // round trip does all that, with what other workers ask for meanwhile.
 func (l *List) Exchange(last, next *Attempt) (released, tried error) {
 	ctx := context.Background() // each request ends at the latest when the session does
-	w := &wish{done: make(chan struct{})}
+	var ended *Held
+	var wanted *bid
 	switch {
 	case last == nil:
 	case last.held.endFits():
-		w.last = last
+		ended = last.held
 	default:
 		released = last.release(ctx)
 	}
 	if next != nil && next.bid.tryFits() {
-		w.next = next
+		wanted = next.bid
 	}
-	if w.last != nil || w.next != nil {
-		l.wishes <- w
-		<-w.done
+	if ended != nil || wanted != nil {
+		x := l.join(ended, wanted)
+		<-x.done
+		if ended != nil {
+			released = x.released
+		}
+		if wanted != nil {
+			tried = x.tried
+		}
 	}
-	if w.last != nil {
-		released = w.released
-	}
-	switch {
-	case w.next != nil:
-		tried = w.tried
-	case next != nil:
+	if next != nil && wanted == nil {
 		_, tried = next.bid.try(ctx)
 	}
 	return released, tried
@@ -68,7 +59,7 @@ func (a *Attempt) release(ctx context.Context) error {
 func (cfg *Config) canExchange() bool { return cfg.drawsWithTry() && !cfg.Claim.Shared }
 
 // endFits says whether the locks can be released in an exchange: the ledger has nothing to
-// note, and the announcement is for all listeners and prefers none of them. Others will retry an
+// record, and the announcement is for all listeners and prefers none of them. Others will retry an
 // item that failed, so its Release waits for those that were just refused.
 func (h *Held) endFits() bool {
 	return h.cfg.canExchange() && h.end.Outcome == ledger.OK && h.owed == nil && h.prefers == ""
@@ -81,44 +72,9 @@ func (b *bid) tryFits() bool {
 		b.verdictOn(b.cfg.Claim.IDs[0]).Delay == 0
 }
 
-// doExchanges does one exchange after the other until the list is closed. What workers ask for
-// while the session waits for an answer travels together in the next exchange.
-func (l *List) doExchanges() {
-	for w := range l.wishes {
-		wishes := []*wish{w}
-		for more := true; more && len(wishes) < mostWishes; {
-			select {
-			case w, more = <-l.wishes:
-				if more {
-					wishes = append(wishes, w)
-				}
-			default:
-				more = false
-			}
-		}
-		released, tried := l.exchangeAll(wishes)
-		for _, w := range wishes {
-			w.released, w.tried = released, tried
-			close(w.done)
-		}
-	}
-}
-
-func (l *List) exchangeAll(wishes []*wish) (released, tried error) {
-	x := exchange{list: l}
-	for _, w := range wishes {
-		if w.last != nil {
-			x.ended = append(x.ended, w.last.held)
-		}
-		if w.next != nil {
-			x.next = append(x.next, w.next.bid)
-		}
-	}
-	return x.do(context.Background()) // it returns at the latest when the session ends
-}
-
 // exchange releases, in one round trip, the locks of commands that have ended, tries for those of
-// the next ones, and draws one token for these, since that is one commit.
+// the next ones, and draws one token for these, since that is one commit. Workers join it while the
+// session waits for the answer to the one before.
 //
 // It announces as much as Held.Release, bid.try and bid.settle do. Ends are announced in a
 // transaction before the one that frees the locks, and starts, with their token, only for locks
@@ -127,15 +83,54 @@ type exchange struct {
 	list  *List
 	ended []*Held // endFits is true for each
 	next  []*bid  // tryFits is true for each
+
+	released, tried error         // as ask says, once it is done
+	done            chan struct{} // closed then
 }
 
-// do carries out the exchange. If only the announcements fail, it warns of that. Its errors mean:
+// mostJoined limits the locks in one exchange: a statement can have 1,664 columns.
+const mostJoined = 256
+
+// join adds a lock to release, one to try for, or both to the exchange that is sent next.
+func (l *List) join(ended *Held, next *bid) *exchange {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	x := l.nextExchange
+	if x == nil || max(len(x.ended), len(x.next)) == mostJoined {
+		x = &exchange{list: l, done: make(chan struct{})}
+		l.nextExchange = x
+		go x.send()
+	}
+	if ended != nil {
+		x.ended = append(x.ended, ended)
+	}
+	if next != nil {
+		x.next = append(x.next, next)
+	}
+	return x
+}
+
+// send sends the exchange when the one before it is done.
+func (x *exchange) send() {
+	l := x.list
+	l.exchanging.Lock()
+	defer l.exchanging.Unlock()
+	l.mu.Lock()
+	if l.nextExchange == x {
+		l.nextExchange = nil // nobody joins it any more
+	}
+	l.mu.Unlock()
+	x.released, x.tried = x.ask(context.Background()) // it returns at the latest when the session ends
+	close(x.done)
+}
+
+// ask carries out the exchange. If only the announcements fail, it warns of that. Its errors mean:
 //
 //	released  tried    the locks to release  those to try for
 //	nil       nil      are free              those items that are Granted can be settled
 //	nil       error    are free              are free, too, or the list has to end
 //	error     error    the session may still hold any of them, until it ends
-func (x exchange) do(ctx context.Context) (released, tried error) {
+func (x *exchange) ask(ctx context.Context) (released, tried error) {
 	queries := append(x.announceQuery(), x.freeAndTryQuery())
 	if len(x.next) > 0 {
 		queries = append(queries, x.drawQuery())
@@ -168,7 +163,7 @@ func (x exchange) do(ctx context.Context) (released, tried error) {
 
 // free frees what the session holds of all these locks, after the server has rejected the exchange
 // with this error.
-func (x exchange) free(ctx context.Context, err error) error {
+func (x *exchange) free(ctx context.Context, err error) error {
 	locks := x.freed().locks()
 	for _, b := range x.next {
 		locks = append(locks, b.mayHave()...)
@@ -185,7 +180,7 @@ func (x exchange) free(ctx context.Context, err error) error {
 
 // read notes the answers to freeAndTryQuery and drawQuery. The server may have rejected only one of
 // the two.
-func (x exchange) read(answers []session.Rows) (released, tried error) {
+func (x *exchange) read(answers []session.Rows) (released, tried error) {
 	var drawn session.Rows
 	if len(x.next) > 0 {
 		drawn, answers = answers[len(answers)-1], answers[:len(answers)-1]
@@ -207,7 +202,7 @@ func (x exchange) read(answers []session.Rows) (released, tried error) {
 }
 
 // announceQuery is the query that announces how the commands ended, if any have.
-func (x exchange) announceQuery() (query []string) {
+func (x *exchange) announceQuery() (query []string) {
 	if len(x.ended) == 0 {
 		return nil
 	}
@@ -222,7 +217,7 @@ func (x exchange) announceQuery() (query []string) {
 }
 
 // freeAndTryQuery is the query that frees and tries, in that order: columns are evaluated in order.
-func (x exchange) freeAndTryQuery() string {
+func (x *exchange) freeAndTryQuery() string {
 	freed := []string{"0"}
 	for _, h := range x.ended {
 		freed = append(freed, advisory.UnlockAllSQL(h.Locks))
@@ -236,12 +231,12 @@ func (x exchange) freeAndTryQuery() string {
 
 // drawQuery is the query that draws one token for all bids. tryFits says that none uses a
 // ledger.
-func (x exchange) drawQuery() string {
+func (x *exchange) drawQuery() string {
 	return x.next[0].cfg.drawQueryOf(x.wanted().locks(), "NULL")
 }
 
 // freed are the locks to release.
-func (x exchange) freed() (all Claim) {
+func (x *exchange) freed() (all Claim) {
 	for _, h := range x.ended {
 		all = all.with(h.cfg.Claim)
 	}
@@ -249,7 +244,7 @@ func (x exchange) freed() (all Claim) {
 }
 
 // wanted are the locks to try for.
-func (x exchange) wanted() (all Claim) {
+func (x *exchange) wanted() (all Claim) {
 	for _, b := range x.next {
 		all = all.with(b.cfg.Claim)
 	}

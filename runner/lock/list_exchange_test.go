@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/pglead/pglead/lockkey"
@@ -97,6 +98,46 @@ func TestExchange(t *testing.T) {
 	}
 }
 
+// TestExchangeIsJoined: what workers ask for while an exchange can't be sent yet goes in one, and
+// each of them hears how it ended.
+func TestExchangeIsJoined(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), lock.Claim{})
+	l := openList(t, cfg)
+	last := takeItem(t, l, cfg, 10, false)
+	first := ended(settleItem(t, last), ledger.OK)
+	send := l.HoldExchanges()
+	var workers sync.WaitGroup
+	var attempts []*lock.Attempt
+	for n := range 3 {
+		cfg.Claim = exclusive(int64(11 + n))
+		before, next := last, l.Attempt(cfg, false)
+		if n > 0 {
+			before = nil
+		}
+		attempts = append(attempts, next)
+		workers.Go(func() {
+			if released, tried := l.Exchange(before, next); released != nil || tried != nil {
+				t.Error(released, tried)
+			}
+		})
+	}
+	eventually(t, "all have joined", func() bool { return l.Joined() == len(attempts) })
+	send()
+	workers.Wait()
+	var tokens []int64
+	for _, a := range attempts {
+		tokens = append(tokens, settleItem(t, a).Token)
+	}
+	if tokens[0] <= first.Token || tokens[1] != tokens[0] || tokens[2] != tokens[0] {
+		t.Errorf("the tokens of one exchange: %v, after %d", tokens, first.Token)
+	}
+	if free := run(t, plain(t, server.DSN("postgres")), "SELECT pg_try_advisory_lock(10)::text"); free[0] != "true" {
+		t.Error("the last item's lock is not free")
+	}
+}
+
 // TestJoins: an item whose start takes more than a grant, or whose command has failed, can't be part
 // of an exchange.
 func TestJoins(t *testing.T) {
@@ -132,8 +173,8 @@ func TestJoins(t *testing.T) {
 	}
 }
 
-// TestNotedBeforeFree: an item's end is noted in the ledger before its lock is free.
-func TestNotedBeforeFree(t *testing.T) {
+// TestRecordedBeforeFree: an item's end is recorded in the ledger before its lock is free.
+func TestRecordedBeforeFree(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(11)))
