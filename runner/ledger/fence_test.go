@@ -222,16 +222,11 @@ func TestFenceCutOff(t *testing.T) {
 	old := fenced(t, a)
 	holds := connect(t, server, localpg.Superuser)
 	run(t, holds, fmt.Sprintf("SELECT pg_advisory_lock(pglead.marker_1(7, 1::smallint, %d))", old.token))
-	fences := make(chan error, 1)
-	go func() { fences <- job.Exec(t.Context(), fence(old.token)).Close() }()
-	testserver.Eventually(t, "the fence waits", func() bool {
-		return query(t, server, fmt.Sprintf("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %d", job.PID())) == "Lock"
-	})
+	fences := beside(t, job, fence(old.token))
+	awaitLock(t, server, job)
 	query(t, server, "UPDATE pglead.lock SET cut = clock_timestamp()")
 	run(t, holds, "SELECT pg_advisory_unlock_all()")
-	if err := <-fences; code(err) != "LE001" {
-		t.Errorf("a fence of a run that was cut off meanwhile: %v", err)
-	}
+	expect(t, "a fence of a run that was cut off meanwhile", <-fences, "LE001")
 }
 
 // TestReadersTogether: readers start at the same time, after a writer, and none ends the session of
@@ -247,25 +242,12 @@ func TestReadersTogether(t *testing.T) {
 		s.shared = true
 		return s.rest()
 	}
-	waits := func(conn *pgconn.PgConn) {
-		testserver.Eventually(t, "a session waits", func() bool {
-			return query(t, server, fmt.Sprintf("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %d", conn.PID())) == "Lock"
-		})
-	}
-	beside := func(conn *pgconn.PgConn, sql string) <-chan string {
-		answers := make(chan string, 1)
-		go func() {
-			answer, err := try(t, conn, sql)
-			answers <- fmt.Sprint(answer, code(err))
-		}()
-		return answers
-	}
 
 	first, second := reader(a), reader(b)
 	run(t, a, "BEGIN")
 	expect(t, "the first reader", run(t, a, first), "started")
-	answers := beside(b, second)
-	waits(b) // the first one changes the lock's own row
+	answers := beside(t, b, second)
+	awaitLock(t, server, b) // the first one changes the lock's own row
 	run(t, a, "COMMIT")
 	expect(t, "the second reader", <-answers, "started<nil>")
 
@@ -274,8 +256,8 @@ func TestReadersTogether(t *testing.T) {
 	expect(t, "a reader after readers", run(t, a, first), "started")
 	expect(t, "another one, before that one's commit", run(t, b, second), "started")
 	run(t, b, "SELECT pglead.tidy_1(7, 1::smallint)") // nor does the end of one wait
-	answers = beside(b, "SELECT pglead.pause_1(7, 1::smallint, 'seven', 'infinity', 'ann', '')")
-	waits(b)
+	answers = beside(t, b, "SELECT pglead.pause_1(7, 1::smallint, 'seven', 'infinity', 'ann', '')")
+	awaitLock(t, server, b)
 	run(t, a, "COMMIT")
 	expect(t, "a pause", <-answers, "running here<nil>")
 }
@@ -291,14 +273,8 @@ func TestBusyMeanwhile(t *testing.T) {
 
 	both := of(token(t, b))
 	both.numbers, both.keys, both.closes, both.sure, both.backend = "7, 8", "'seven', 'eight'", "0, 0", true, fmt.Sprint(a.PID())
-	answers := make(chan string, 1)
-	go func() {
-		answer, err := try(t, b, both.rest())
-		answers <- fmt.Sprint(answer, code(err))
-	}()
-	testserver.Eventually(t, "the start waits", func() bool {
-		return query(t, server, fmt.Sprintf("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %d", b.PID())) == "Lock"
-	})
+	answers := beside(t, b, both.rest())
+	awaitLock(t, server, b)
 	c := connect(t, server, "cron")
 	run(t, a, "SELECT pg_advisory_unlock(8)")
 	run(t, c, "SELECT pg_advisory_lock(8)")

@@ -153,14 +153,8 @@ func TestInstallBesideOthers(t *testing.T) {
 	next := of(token(t, a))
 	next.closes = fmt.Sprint(lost.token)
 	run(t, installing, "BEGIN; LOCK TABLE pglead.lock IN SHARE MODE") // as CREATE INDEX IF NOT EXISTS does
-	answers := make(chan string, 1)
-	go func() {
-		answer, err := try(t, a, next.rest())
-		answers <- fmt.Sprint(answer, code(err))
-	}()
-	testserver.Eventually(t, "the start waits", func() bool {
-		return query(t, server, fmt.Sprintf("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %d", a.PID())) == "Lock"
-	})
+	answers := beside(t, a, next.rest())
+	awaitLock(t, server, a)
 	run(t, installing, "LOCK TABLE pglead.run IN SHARE MODE; COMMIT")
 	expect(t, "the start", <-answers, "started<nil>")
 }

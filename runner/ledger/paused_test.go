@@ -45,3 +45,23 @@ func TestPausedAmong(t *testing.T) {
 		}
 	}
 }
+
+// TestPauseOfFirstStart: a pause waits for the commit of a slot's very first start, which makes a
+// row. So it keeps that slot, too, from starting again.
+func TestPauseOfFirstStart(t *testing.T) {
+	server := remembering(t, nil)
+	a, b := connect(t, server, "cron"), connect(t, server, "cron")
+	run(t, a, "SELECT pg_advisory_lock(8)")
+	slot := of(token(t, a))
+	slot.numbers, slot.sure = "8", true
+	run(t, a, "BEGIN")
+	expect(t, "the first start", run(t, a, slot.rest()), "started")
+	answers := beside(t, b, "SELECT pglead.pause_1(7, 1::smallint, 'seven', 'infinity', 'ann', '')")
+	awaitLock(t, server, b)
+	run(t, a, "COMMIT")
+	expect(t, "a pause", <-answers, "running here<nil>")
+	run(t, a, finish(8, slot.token, "ok"))
+	slot.token = token(t, a)
+	expect(t, "the next start", run(t, a, slot.first()), "")
+	expect(t, "and why", strings.Split(run(t, a, slot.rest()), "\n")[0], "paused infinity")
+}

@@ -96,6 +96,24 @@ func run(t *testing.T, conn *pgconn.PgConn, sql string) string {
 	return values
 }
 
+// beside runs a query that may wait. It delivers the values and the error's code.
+func beside(t *testing.T, conn *pgconn.PgConn, sql string) <-chan string {
+	answers := make(chan string, 1)
+	go func() {
+		answer, err := try(t, conn, sql)
+		answers <- answer + code(err)
+	}()
+	return answers
+}
+
+// awaitLock waits until a session waits for a lock.
+func awaitLock(t *testing.T, server *localpg.Server, conn *pgconn.PgConn) {
+	t.Helper()
+	testserver.Eventually(t, "a session waits", func() bool {
+		return query(t, server, fmt.Sprintf("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %d", conn.PID())) == "Lock"
+	})
+}
+
 // query asks as a superuser.
 func query(t *testing.T, server *localpg.Server, sql string) string {
 	t.Helper()

@@ -1,11 +1,15 @@
 package lock_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -153,4 +157,31 @@ func TestNoWait(t *testing.T) {
 	}
 	release(t, h)
 	acquire(t, cfg)
+}
+
+// TestHolderBeforeQueue: a look shows the holder, even if any number of another program's sessions
+// wait for the lock in the server's own queue.
+func TestHolderBeforeQueue(t *testing.T) {
+	server := start(t, nil)
+	queue := make([]*pgconn.PgConn, 75) // more than a look lists, with smaller PIDs than the holder's
+	for i := range queue {
+		queue[i] = plain(t, server.DSN("postgres"))
+	}
+	holder := plain(t, server.DSN("postgres"), "SELECT pg_advisory_lock(7)")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, conn := range queue {
+		go conn.Exec(ctx, "SELECT pg_advisory_lock(7)").Close()
+	}
+	eventually(t, "all wait", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == fmt.Sprint(len(queue))
+	})
+	rows, err := openOnly(t, config(t, server.DSN("postgres"), exclusive(7))).Query(t.Context(), evidence.LookQuery([]lockkey.ID{id(7)}, id(7), 24))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var look evidence.Look
+	if ok := look.Parse(rows, 1); !ok || len(look.Holders) != 1 || look.HolderOf(id(7)).PID != holder.PID() {
+		t.Errorf("%t, the holders are %+v, want backend %d", ok, look.Holders, holder.PID())
+	}
 }

@@ -15,9 +15,9 @@ func OfList(cfg Config) Config {
 // Bid is a bid, whose steps tests take one by one.
 type Bid = bid
 
-// NewBid is newBid, with nothing to prepare.
-func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
-	return newBid(s, cfg, contested, nil)
+// NewBid is newBid, without a guard.
+func NewBid(s *session.Session, cfg Config, returning bool) *Bid {
+	return newBid(s, cfg, returning, nil)
 }
 
 func (b *Bid) Try(ctx context.Context) (granted bool, err error) { return b.try(ctx) }

@@ -109,7 +109,9 @@ func (b *bid) dropDraw(ctx context.Context) {
 // been held for long enough.
 func (l *ledgerStart) noteEvidence() {
 	locks := l.bid.got.Locks
-	l.proof.Sure = l.proof.Sure || l.bid.verdictOnAll(locks).Delay == 0 || l.waited() >= l.delay
+	now := l.bid.verdictOnAll(locks).Delay
+	l.delay = max(l.delay, now)
+	l.proof.Sure = l.proof.Sure || now == 0 || l.waited() >= l.delay
 	l.proof.Heard = nil
 	if l.proof.Sure {
 		return
@@ -156,7 +158,7 @@ func (l *ledgerStart) actOn(ctx context.Context, answer ledger.Answer) error {
 
 // waitWithoutLedger waits as a bid does that has no ledger.
 func (l *ledgerStart) waitWithoutLedger(ctx context.Context) error {
-	err := l.bid.waitOut(ctx, l.delay-l.waited())
+	err := l.bid.waitOut(ctx, l.delay, l.waited())
 	l.proof.Sure = true
 	if l.bid.cfg.Session.Quorum {
 		l.since = time.Time{} // it is older than the commit that waitOut witnessed

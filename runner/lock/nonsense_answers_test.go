@@ -20,7 +20,7 @@ func FuzzRows(f *testing.F) {
 	f.Add([]byte("-9"))
 	f.Add([]byte("-9;1000000"))
 	f.Add([]byte("7,8,,,,0,0,1,1;7,8,,,,0,0,2,1"))
-	f.Add([]byte("f,0,1,1,ExclusiveLock,t,7,10,pglead:#5 k@h,a,b,1.5,/*pglead beat='3'lease='1h'*/,0,0,0,0,10,"))
+	f.Add([]byte("f,0,1,1,ExclusiveLock,7,10,pglead:#5 k@h,a,b,1.5,/*pglead beat='3'lease='1h'*/,0,0,0,0,10,"))
 	f.Add([]byte("t,0,1,1,ShareLock,t,7,10,x,,,NaN,,9,9,1,9,10,t"))
 	const testDelay, testLease = 10 * time.Second, 30 * time.Second
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -50,7 +50,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	start := b.startInLedger
 	if !b.usesLedger() {
 		start = b.drawAndAnnounce
-		if err := b.waitOut(ctx, b.got.verdict.Delay); err != nil {
+		if err := b.waitOut(ctx, b.got.verdict.Delay, 0); err != nil {
 			return nil, err
 		}
 	}
@@ -75,17 +75,17 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 }
 
 // waitOut holds the locks without a command for the delay, in which a former holder's command may
-// be alive, or until there is evidence that it is dead. With a quorum the delay counts from a
-// commit that this server's standbys confirm.
-func (b *bid) waitOut(ctx context.Context, delay time.Duration) error {
-	if delay <= 0 {
+// be alive, or until there is evidence that it is dead. They have been held for some of that time
+// already. With a quorum the delay counts from a commit that this server's standbys confirm.
+func (b *bid) waitOut(ctx context.Context, delay, waited time.Duration) error {
+	if delay == 0 {
 		return nil
 	}
 	// The grant may have come with a word of a session whose role was not looked up yet.
 	if err := b.askRoles(ctx); err != nil {
 		return err
 	}
-	if b.firstTryDelay(delay) > 0 {
+	if b.firstTryDelay(delay-waited) > 0 {
 		if err := b.s.LearnAge(ctx); err != nil {
 			return err
 		}
@@ -95,7 +95,12 @@ func (b *bid) waitOut(ctx context.Context, delay time.Duration) error {
 		b.got.verdict = now
 		return nil
 	}
-	delay = min(delay, now.Delay)
+	// A role that was just looked up may call for a longer delay. After a first try the verdict has
+	// what is left of the delay.
+	delay = min(max(delay, now.Delay)-waited, now.Delay)
+	if delay <= 0 {
+		return nil
+	}
 	if err := b.beginDelay(ctx, delay); err != nil {
 		return err
 	}

@@ -137,6 +137,39 @@ func TestLongerLease(t *testing.T) {
 	}
 }
 
+// TestLongerLeaseLearntLate: a start was announced just before the grant, so that the announcer's
+// role is looked up only afterwards. Its longer lease counts.
+func TestLongerLeaseLearntLate(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	cfg.LockDelay = time.Second
+	log := &contender{}
+	cfg.Log = slog.New(log)
+	b := bid(t, cfg)
+	if err := b.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer plain(t, server.DSN("postgres"), fmt.Sprintf("NOTIFY \"pglead.1.7\", 'started 5 %d 0'", (4*lease).Milliseconds())).Close(t.Context())
+	if !try(t, b) {
+		t.Fatal("the lock is free, and the try is refused")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	settled := make(chan error, 1)
+	go func() {
+		_, err := b.Settle(ctx)
+		settled <- err
+	}()
+	eventually(t, "the bid waits", func() bool { return len(log.said()) > 0 })
+	cancel()
+	if err := <-settled; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if want := fmt.Sprintf("the command starts within %v", leasetime.DeadAfter(4*lease, 0)); !strings.HasSuffix(log.texts[0], want) {
+		t.Errorf("it says %q, want %q", log.texts[0], want)
+	}
+}
+
 // stays makes sure that a contender goes on waiting for a while.
 func stays(t *testing.T, c *contender, d time.Duration) {
 	t.Helper()

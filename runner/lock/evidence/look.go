@@ -59,17 +59,18 @@ const mostSeats = 72
 // query would have to read their definitions. What a session shows of itself is asked for last, and
 // of few sessions: with a hundred in line, asking it of all took three quarters of the time. If
 // nobody has a lock or a ticket, the answer is one row without a seat, since a bid that stands in
-// no line has to know its own role, too.
+// no line has to know its own role, too. Those in the server's own queue, of which there may be any
+// number, are left out.
 func LookQuery(ids []lockkey.ID, line lockkey.ID, listeners int) string {
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
-	SELECT *, %[1]s AND %[7]s AS mark, CASE WHEN %[1]s AND %[8]s AND granted THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
-	WHERE locktype = 'advisory' AND `+advisory.InThisDatabaseSQL+`
+	SELECT *, %[1]s AND %[7]s AS mark, CASE WHEN %[1]s AND %[8]s THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
+	WHERE locktype = 'advisory' AND granted AND `+advisory.InThisDatabaseSQL+`
 		AND (%[1]s AND objid <> '%[3]d' OR %[4]s)),
 own AS MATERIALIZED (SELECT place, pid, objid FROM l WHERE pid = pg_catalog.pg_backend_pid() AND place IS NOT NULL),
 line AS MATERIALIZED (
 	SELECT count(l.place) AS waiting, count(*) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) AS before, count(*) FILTER (WHERE l.mark) AS marked
 	FROM l LEFT JOIN own ON true)
-SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, a.usesysid, a.application_name,
+SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.pid, a.usesysid, a.application_name,
 	a.backend_start, a.state_change, extract(epoch FROM pg_catalog.clock_timestamp() - a.state_change), pg_catalog.left(a.query, 1000),
 	line.waiting, line.before, line.marked,
 	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))
@@ -89,7 +90,6 @@ const (
 	seatObj
 	seatSub
 	seatMode
-	seatGranted
 	seatPID
 	seatRole
 	seatName
@@ -129,7 +129,6 @@ func (l *Look) Parse(rows [][]string, pid uint32) (ok bool) {
 			return false
 		case row[seatPlaced] == "t":
 			l.Line = append(l.Line, s)
-		case row[seatGranted] != "t": // it stands in the server's own queue
 		case s.PID != pid: // this session is no holder for itself
 			l.Holders = append(l.Holders, s)
 		}
