@@ -12,25 +12,25 @@ import (
 // which it looks and tries next. The waiter tells it what happens:
 //
 //	event                                     what follows                                     by
-//	a look                                    the next look after nextLook                     Seen
-//	a look shows no holder                    rank 1 tries at once; if others know more of     Seen
+//	a look                                    the next look after nextLook                     Looked
+//	a look shows no holder                    rank 1 tries at once; if others know more of     Looked
 //	                                          the last holder, after TurnPatience; not with a
 //	                                          gate
-//	a second look in a row shows none         ranks 1 to triesWhatsFree try at once            Seen
+//	a second look in a row shows none         ranks 1 to triesWhatsFree try at once            Looked
 //	a watch begins                            the next look after some leases                  WatchBegins
 //	a look shows no token, but a new request  the next look soon                               LookAt
 //	nobody watches, nor is about to try       rank 1 tries after tryEvery                      TryLater
-//	started is heard                          no try; the first few look after lookAtNew       Started
-//	started is heard from a stranger          ranks 1 to triesWhatsFree look within            Started
+//	started is heard                          no try; the first few look after lookAtNew       HeardStart
+//	started is heard from a stranger          ranks 1 to triesWhatsFree look within            HeardStart
 //	                                          lookAtOnce, and try as before
-//	clean, dead or left is heard              a try after delay: a burst, if this waiter has   Ended
+//	clean, dead or left is heard              a try after delay: a burst, if this waiter has   HeardEnd
 //	                                          rank 1, or is named
 //	a call                                    a look at once                                   LookAt
 //	the watch: the holder is silent, or       a look at once                                   WatchEnds
 //	does something else
 //	the watch: the lock is free               a look at once; rank 1 tries at once, unless     WatchEnds
 //	                                          its turn is near
-//	this waiter ends a silent session         the same as an end that names it: a burst        Ended
+//	this waiter ends a silent session         the same as an end that names it: a burst        HeardEnd
 //	a try                                     no other try is planned                          TakeTry
 //	a try is refused                          a look at once after a burst, or if no known     LookAt
 //	                                          holder explains it
@@ -42,7 +42,7 @@ type Turn struct {
 	Rank  int
 	ahead []uint32 // the sessions before this one, the next first
 
-	LookAt   time.Time
+	lookAt   time.Time // the next look
 	lookedAt time.Time
 	moving   bool      // the latest look showed that the line moves
 	tryAt    time.Time // zero: no try is planned
@@ -52,14 +52,20 @@ type Turn struct {
 
 // Next is the time of the next look or try.
 func (t *Turn) Next() time.Time {
-	if t.TriesBy(t.LookAt) {
+	if t.TriesBy(t.lookAt) {
 		return t.tryAt
 	}
-	return t.LookAt
+	return t.lookAt
 }
 
 // TriesBy says whether a try is planned for that time or before.
 func (t *Turn) TriesBy(at time.Time) bool { return !t.tryAt.IsZero() && !at.Before(t.tryAt) }
+
+// LookAt plans the next look for that time.
+func (t *Turn) LookAt(at time.Time) { t.lookAt = at }
+
+// LooksBy says whether a look is planned for that time or before.
+func (t *Turn) LooksBy(at time.Time) bool { return !at.Before(t.lookAt) }
 
 // TakeTry forgets the planned try, and says whether that try was to be a burst.
 func (t *Turn) TakeTry() (burst bool) {
@@ -82,8 +88,8 @@ const (
 	lookAtOnce = 2 * time.Millisecond
 )
 
-// Sight is what a look has shown.
-type Sight struct {
+// Situation is what a look has shown of the waiter and its lock.
+type Situation struct {
 	Rank      int
 	Ahead     []uint32 // the sessions before this one, the next first
 	Held      bool     // somebody has one of the locks
@@ -91,8 +97,8 @@ type Sight struct {
 	KnowsLess bool     // others in line may know more of the lock's last holder
 }
 
-// Seen notes what a look has shown, and decides when to look again, and whether to try.
-func (t *Turn) Seen(now time.Time, s Sight) {
+// Looked notes what a look has shown, and decides when to look again, and whether to try.
+func (t *Turn) Looked(now time.Time, s Situation) {
 	p := progress{moved: max(0, t.Rank-s.Rank), moving: t.moving}
 	if !t.lookedAt.IsZero() {
 		p.in = now.Sub(t.lookedAt)
@@ -103,7 +109,7 @@ func (t *Turn) Seen(now time.Time, s Sight) {
 		t.unheld = 0
 	}
 	t.lookedAt, t.moving = now, p.moved > 0
-	t.LookAt = now.Add(nextLook(t.Rank, p, t.Lease))
+	t.lookAt = now.Add(nextLook(t.Rank, p, t.Lease))
 	if t.Rank <= triesWhatsFree && t.unheld >= 2 {
 		t.tryAt = now
 	}
@@ -147,10 +153,10 @@ func (t *Turn) TryLater(now time.Time, watches bool) {
 	}
 }
 
-// Started notes that a session has announced a start. trusted says whether its words count, and
+// HeardStart notes that a session has announced a start. trusted says whether its words count, and
 // watches whether the heartbeat watches the holder. A stranger's word doesn't cancel the try of
 // those that look at once.
-func (t *Turn) Started(now time.Time, by uint32, trusted, watches bool) {
+func (t *Turn) HeardStart(now time.Time, by uint32, trusted, watches bool) {
 	t.burst, t.unheld = false, 0
 	if t.Rank > triesWhatsFree || trusted {
 		t.tryAt = time.Time{}
@@ -159,18 +165,18 @@ func (t *Turn) Started(now time.Time, by uint32, trusted, watches bool) {
 		t.ahead = slices.Delete(t.ahead, i, i+1)
 		t.Rank = max(1, t.Rank-1)
 	}
-	if t.Rank <= triesWhatsFree && !trusted && now.Add(lookAtOnce).Before(t.LookAt) {
-		t.LookAt = now.Add(rand.N(lookAtOnce))
+	if t.Rank <= triesWhatsFree && !trusted && now.Add(lookAtOnce).Before(t.lookAt) {
+		t.lookAt = now.Add(rand.N(lookAtOnce))
 	}
-	if soon := now.Add(lookAtNew); t.Rank <= MostWatchers && soon.Before(t.LookAt) {
-		t.LookAt = soon
+	if soon := now.Add(lookAtNew); t.Rank <= MostWatchers && soon.Before(t.lookAt) {
+		t.lookAt = soon
 	}
 	t.TryLater(now, watches)
 }
 
-// Ended notes that a session has announced an end, and named the session to, or none. A repeated
+// HeardEnd notes that a session has announced an end, and named the session to, or none. A repeated
 // announcement must not delay a turn that is near.
-func (t *Turn) Ended(now time.Time, to uint32) {
+func (t *Turn) HeardEnd(now time.Time, to uint32) {
 	if at := now.Add(t.delay(to)); t.tryAt.IsZero() || at.Before(t.tryAt) {
 		t.tryAt = at
 	}
@@ -197,14 +203,14 @@ func (t *Turn) WatchBegins(now time.Time) {
 	if t.Rank == 1 {
 		leases = 4 * t.Lease
 	}
-	t.LookAt = now.Add(leases)
+	t.lookAt = now.Add(leases)
 }
 
 // WatchEnds makes it time for a look and, if the lock is free and the very first in line was to
 // make a try, for that. A turn that is near stays as it is: a holder may have named another
 // session, which should take the free lock first.
 func (t *Turn) WatchEnds(now time.Time, free bool) {
-	t.LookAt = now
+	t.lookAt = now
 	if free && t.Rank == 1 && (t.tryAt.IsZero() || t.tryAt.Sub(now) > TurnPatience) {
 		t.tryAt = now
 	}

@@ -19,7 +19,7 @@ const never = -1 * time.Second
 
 // turnAt is the turn of a waiter of this rank, with nothing planned but a look in a minute.
 func turnAt(rank int) *Turn {
-	t := &Turn{Own: self, Lease: 15 * time.Second, Rank: rank, LookAt: time.Now().Add(time.Minute)}
+	t := &Turn{Own: self, Lease: 15 * time.Second, Rank: rank, lookAt: time.Now().Add(time.Minute)}
 	if rank > 1 {
 		t.ahead = []uint32{neighbour}
 	}
@@ -44,9 +44,9 @@ func (t *Turn) triesIn(tb testing.TB, what string, want time.Duration) {
 
 // TestHeard: what a waiter plans when it has heard an announcement, by its place in line.
 func TestHeard(t *testing.T) {
-	clean := func(to uint32) func(*Turn) { return func(t *Turn) { t.Ended(time.Now(), to) } }
+	clean := func(to uint32) func(*Turn) { return func(t *Turn) { t.HeardEnd(time.Now(), to) } }
 	started := func(by uint32) func(*Turn) {
-		return func(t *Turn) { t.Started(time.Now(), by, by != stranger, false) }
+		return func(t *Turn) { t.HeardStart(time.Now(), by, by != stranger, false) }
 	}
 	const minute = time.Minute
 	for _, tt := range []struct {
@@ -80,7 +80,7 @@ func TestHeard(t *testing.T) {
 			if turn.burst != tt.burst {
 				t.Errorf("%s: it tries many times: %t", tt.what, turn.burst)
 			}
-			look := due(turn.LookAt)
+			look := due(turn.lookAt)
 			if tt.look == lookAtOnce && look >= 0 && look < lookAtOnce { // at random
 				look = lookAtOnce
 			}
@@ -113,7 +113,7 @@ func TestSeen(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			turn := turnAt(tt.rank)
 			for range tt.looks {
-				turn.Seen(time.Now(), Sight{Rank: tt.rank, Held: tt.held, Free: tt.free, KnowsLess: tt.knowsLess})
+				turn.Looked(time.Now(), Situation{Rank: tt.rank, Held: tt.held, Free: tt.free, KnowsLess: tt.knowsLess})
 			}
 			turn.triesIn(t, tt.what, tt.try)
 		})
@@ -164,7 +164,7 @@ func TestWatchEnds(t *testing.T) {
 			}
 			turn.WatchEnds(time.Now(), tt.free)
 			turn.triesIn(t, tt.what, tt.want)
-			if look := due(turn.LookAt); look != 0 {
+			if look := due(turn.lookAt); look != 0 {
 				t.Errorf("%s: it looks in %v", tt.what, look)
 			}
 		})

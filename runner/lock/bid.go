@@ -20,15 +20,13 @@ type bid struct {
 	place   place    // in line, if it is a waiter's
 	attempt *Attempt // of a list, or nil
 
-	// What it knows of others that have its locks, or had them. The session's reader writes to all
-	// of it but contested and unknownHolder, and to the mark of the place.
-	evidence    map[lockkey.ID]*evidence.Evidence // of the locks to which it listens
+	// What it knows of others that have its locks, or had them. The session's reader writes to the
+	// evidence, heard, news, commonMarks, and to the mark of the place.
+	evidence    map[lockkey.ID]*evidence.Evidence // of each lock of the claim
+	listens     bool                              // the session collects what is announced about these locks
 	heard       chan evidence.Announcement        // a waiter's: what it has heard, for the line
 	news        chan struct{}                     // something new may have to be acted on
 	commonMarks []lockkey.ID                      // the locks whose common marks it has
-	// contested are the locks that another session has, or may have had while this bid did not
-	// listen. To start at once under one of them takes evidence.
-	contested map[lockkey.ID]bool
 	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool
 
@@ -40,7 +38,10 @@ type bid struct {
 func newBid(s *session.Session, cfg Config, returning bool, start StartGuard) *bid {
 	b := &bid{
 		s: s, cfg: cfg, guard: newGuard(s, start), news: make(chan struct{}, 1),
-		evidence: map[lockkey.ID]*evidence.Evidence{}, contested: map[lockkey.ID]bool{},
+		evidence: map[lockkey.ID]*evidence.Evidence{},
+	}
+	for _, id := range cfg.Claim.IDs {
+		b.evidence[id] = evidence.New(cfg.LockDelay, cfg.Session.Lease, cfg.Claim.Shared)
 	}
 	b.got = b.nothingHeld()
 	if returning {
@@ -116,7 +117,7 @@ func (b *bid) readTry(value string) (won []advisory.Lock, err error) {
 // trySQL is an SQL expression that takes what is missing, as try describes it. readTry reads its
 // value.
 func (b *bid) trySQL() string {
-	if b.cfg.ofList && !b.listens() {
+	if b.cfg.ofList && !b.listens {
 		return b.cfg.firstTrySQL()
 	}
 	return b.cfg.tryMissingSQL(b.missing(), b.place.joined())

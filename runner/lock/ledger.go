@@ -52,10 +52,8 @@ func (b *bid) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
 		return nil, false
 	}
 	for _, l := range locks {
-		if e := b.evidence[l.ID]; e != nil {
-			more, unknown := e.OpenStarts()
-			tokens, blind = append(tokens, more...), blind || unknown
-		}
+		more, unknown := b.evidence[l.ID].OpenStarts()
+		tokens, blind = append(tokens, more...), blind || unknown
 	}
 	return tokens, blind
 }
@@ -103,7 +101,7 @@ const askPauseEvery = 3 * time.Second
 // otherwise it is like a new waiter, with a first try.
 func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) error {
 	w.cfg.Log.Log(ctx, LevelNotice, why.Error()+"; waiting", "event", "paused")
-	if len(w.contested) > 0 {
+	if w.contested() {
 		w.contest(w.cfg.Claim.locks())
 	}
 	w.s.StartHeartbeat()

@@ -211,7 +211,7 @@ func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host
 	alive := map[int]int64{} // the earliest token of each lock
 	left := func(run ledger.OpenRun) time.Duration {
 		e := b.evidence[b.got.Locks[run.Lock].ID]
-		if b.cfg.LockDelay == 0 || e != nil && e.KnowsDead(run.Token) {
+		if b.cfg.LockDelay == 0 || e.KnowsDead(run.Token) {
 			return 0
 		}
 		return max(0, max(b.cfg.LockDelay, run.Outlives())-l.waited())

@@ -91,23 +91,23 @@ func (w *waiter) lookAgain(ctx context.Context) error {
 // actOnLook draws the conclusions from a look.
 func (w *waiter) actOnLook(ctx context.Context, found *evidence.Look) (err error) {
 	switch {
-	case found.Rank <= crowd.MostListeners && !w.listens():
+	case found.Rank <= crowd.MostListeners && !w.listens:
 		w.beatPlainly()
 		found, err = w.listenAndLook(ctx) // which gives it a mark
-	case found.Rank > crowd.MostListeners && w.listens():
+	case found.Rank > crowd.MostListeners && w.listens:
 		err = w.goDormant(ctx)
 	}
 	if err != nil {
 		return err
 	}
 	free := !w.cfg.Claim.takesAny() && !found.Holds(w.place.line)
-	sight := crowd.Sight{Rank: found.Rank, Held: len(found.Holders) > 0, Free: free, KnowsLess: w.knowsLess(found)}
+	at := crowd.Situation{Rank: found.Rank, Held: len(found.Holders) > 0, Free: free, KnowsLess: free && w.knowsLess(found)}
 	for _, s := range found.Line {
 		if s.PID != w.turn.Own {
-			sight.Ahead = append(sight.Ahead, s.PID)
+			at.Ahead = append(at.Ahead, s.PID)
 		}
 	}
-	w.turn.Seen(time.Now(), sight)
+	w.turn.Looked(time.Now(), at)
 	if err := w.duties(ctx, found); err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (w *waiter) actOnLook(ctx context.Context, found *evidence.Look) (err error
 func (w *waiter) tryLater() { w.turn.TryLater(time.Now(), w.watches()) }
 
 // watches says whether the heartbeat watches the holder.
-func (w *waiter) watches() bool { return w.watched.state() != off }
+func (w *waiter) watches() bool { return w.watched.found() != off }
 
 // knowsLess says whether others in line may know more of the last holder than this waiter, which
 // may have just come back to its place and heard nothing. This waiter would have to hold the lock
@@ -128,8 +128,7 @@ func (w *waiter) knowsLess(found *evidence.Look) bool {
 	if w.place.has[markLock] {
 		listening--
 	}
-	e := w.evidence[w.place.line]
-	return listening > 0 && (e == nil || e.Verdict().Delay > 0)
+	return listening > 0 && w.evidence[w.place.line].Verdict().Delay > 0
 }
 
 // duties: the first keeps newcomers out, the others make room, all call the dormant waiters if few

@@ -25,7 +25,7 @@ import (
 //
 // A bid that stands in line for one lock, or for slots, takes the mark of its ticket. A bid without
 // a line takes the common mark of each lock. A bid in line for several locks takes both. Without a
-// mark no end counts (Evidence.State). Holders also count the marks, to find out whether those in
+// mark no end counts (evidence.State). Holders also count the marks, to find out whether those in
 // line have to be called.
 
 // marksQuery is the query that takes the marks which a listening session lacks, if there are any,
@@ -37,7 +37,7 @@ func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
 	for _, id := range common {
 		marks = append(marks, takenSQL(advisory.CommonMarkOf(id).TrySQL()))
 	}
-	if b.place.joined() && b.listens() && !b.place.has[markLock] {
+	if b.place.joined() && b.listens && !b.place.has[markLock] {
 		marks = append(marks, b.ticketMarkSQL())
 	}
 	return selectQuery(marks), func(answer session.Rows) {
@@ -58,11 +58,11 @@ func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
 // lacksCommon are the locks whose common marks the bid lacks: it listens to announcements about
 // them, and has no ticket for some of the claim's locks.
 func (b *bid) lacksCommon() (ids []lockkey.ID) {
-	if b.place.joined() && b.cfg.Claim.hasOneLine() {
+	if !b.listens || b.place.joined() && b.cfg.Claim.hasOneLine() {
 		return nil
 	}
 	for _, id := range b.cfg.Claim.IDs {
-		if b.evidence[id] != nil && !slices.Contains(b.commonMarks, id) {
+		if !slices.Contains(b.commonMarks, id) {
 			ids = append(ids, id)
 		}
 	}

@@ -59,7 +59,7 @@ func (w *waiter) watchHolder(ctx context.Context, found *evidence.Look) error {
 		return err
 	}
 	if s.Token == 0 && !again { // in `each` holders never show a token
-		w.turn.LookAt = time.Now().Add(namedAfter)
+		w.turn.LookAt(time.Now().Add(namedAfter))
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ func (w *waiter) enoughSilence(s evidence.Seat, found *evidence.Look) time.Durat
 // for all of them.
 func (b *bid) heldBy(pid uint32, found *evidence.Look) (ids []lockkey.ID) {
 	for _, s := range found.Holders {
-		if b.evidence[s.ID] != nil && s.PID == pid {
+		if s.PID == pid {
 			ids = append(ids, s.ID)
 		}
 	}
@@ -117,7 +117,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	message := "the holder has been silent for as long as its command can live: "
 	if rows.Is("t") {
 		message += "its session is ended"
-		w.turn.Ended(time.Now(), w.turn.Own)
+		w.turn.HeardEnd(time.Now(), w.turn.Own)
 	} else {
 		message += "its session, which this role may not end, is left to the server"
 	}

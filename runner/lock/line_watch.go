@@ -31,7 +31,7 @@ type watch struct {
 	last   evidence.Seat    // the holder, with its latest request that was seen; PID 0 if none was
 	since  boottime.Instant // when the first answer that shows that request was received
 	enough time.Duration    // how long the silence has to last, by the latest whole look
-	is     watchState
+	state  watchState
 
 	warmedUp bool // a question was answered, and the warm-up was sent with the first one
 
@@ -57,18 +57,18 @@ func (w *waiter) startWatch(ctx context.Context, of evidence.Seat, enough time.D
 	if err != nil {
 		return err
 	}
-	on, ask := &w.watched, w.askPace()
+	watch, ask := &w.watched, w.askPace()
 	beat := session.Heartbeat{Every: ask.most}
 	beat.SQL = []string{fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.PID, w.turn.Rank == 1)}
-	on.mu.Lock()
-	on.count++
-	on.enough, on.is = enough, watching
-	count := on.count
-	if !on.warmedUp {
+	watch.mu.Lock()
+	watch.count++
+	watch.enough, watch.state = enough, watching
+	count := watch.count
+	if !watch.warmedUp {
 		beat.Once = w.turnWarmupQueries()
 	}
-	over := on.since.Add(enough) // the holder will have been silent for long enough
-	on.mu.Unlock()
+	over := watch.since.Add(enough) // the holder will have been silent for long enough
+	watch.mu.Unlock()
 	beat.Then = func(answers []session.Rows) { w.hearOfHolder(count, of, ask, answers[len(answers)-1]) }
 	w.s.SetHeartbeat(beat)
 	w.turn.WatchBegins(time.Now())
@@ -83,15 +83,15 @@ func (w *waiter) startWatch(ctx context.Context, of evidence.Seat, enough time.D
 // hearOfHolder takes the answer to a question of watch number count, and plans the next question.
 // The session's reader calls it.
 func (w *waiter) hearOfHolder(count int, of evidence.Seat, ask askPace, answer session.Rows) {
-	received, on := boottime.Now(), &w.watched
-	on.mu.Lock()
-	defer on.mu.Unlock()
-	on.warmedUp = true
-	if on.is != watching || on.count != count {
+	received, watch := boottime.Now(), &w.watched
+	watch.mu.Lock()
+	defer watch.mu.Unlock()
+	watch.warmedUp = true
+	if watch.state != watching || watch.count != count {
 		return
 	}
 	var next time.Duration
-	if on.is, next = on.judge(of, ask, received, answer); on.is == watching {
+	if watch.state, next = watch.judge(of, ask, received, answer); watch.state == watching {
 		w.s.BeatAt(received.Add(next))
 		return
 	}
@@ -206,8 +206,8 @@ func (w *watch) judge(of evidence.Seat, ask askPace, received boottime.Instant, 
 // unwatch ends the watch, if there is one.
 func (w *waiter) unwatch() {
 	w.watched.mu.Lock()
-	found := w.watched.is
-	w.watched.is = off
+	found := w.watched.state
+	w.watched.state = off
 	w.watched.mu.Unlock()
 	if found != off {
 		w.beatPlainly()
@@ -216,16 +216,16 @@ func (w *waiter) unwatch() {
 
 // actOnWatch acts on what the watch has found.
 func (w *waiter) actOnWatch() {
-	state := w.watched.state()
-	if state == off || state == watching {
+	found := w.watched.found()
+	if found == off || found == watching {
 		return
 	}
 	w.unwatch()
-	w.turn.WatchEnds(time.Now(), state == shouldTry)
+	w.turn.WatchEnds(time.Now(), found == shouldTry)
 }
 
-func (w *watch) state() watchState {
+func (w *watch) found() watchState {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.is
+	return w.state
 }

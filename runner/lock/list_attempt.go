@@ -146,7 +146,7 @@ func (a *Attempt) Close() {
 	if a.checkTimer != nil {
 		a.checkTimer.Stop()
 	}
-	if a.leave(); !a.kept && a.bid.listens() {
+	if a.leave(); !a.kept && a.bid.listens {
 		_ = a.bid.unlisten(context.Background()) // at worst the session still hears what it ignores
 	}
 }

@@ -18,7 +18,7 @@ import (
 
 // listen starts to collect the announcements about the locks.
 func (b *bid) listen(ctx context.Context) error {
-	if b.listens() && !b.unknownHolder {
+	if b.listens && !b.unknownHolder {
 		return nil
 	}
 	_, err := b.listenAndLook(ctx)
@@ -30,7 +30,8 @@ func (b *bid) listen(ctx context.Context) error {
 // unheard. Other queries are sent in between.
 func (b *bid) listenAndLook(ctx context.Context, between ...string) (*evidence.Look, error) {
 	var queries []string
-	if !b.listens() {
+	if !b.listens {
+		b.listens = true
 		var listen []string
 		for _, l := range b.cfg.Claim.locks() {
 			b.collect(l)
@@ -74,8 +75,7 @@ func (b *bid) look(ctx context.Context, before ...string) (*evidence.Look, error
 
 // collect makes the session collect announcements about a lock from now on.
 func (b *bid) collect(l advisory.Lock) {
-	e := evidence.New(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
-	b.evidence[l.ID] = e
+	e := b.evidence[l.ID]
 	b.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
 		if a, ok := e.Hear(pid, payload); ok {
 			a.Lock = l.ID
@@ -88,7 +88,7 @@ func (b *bid) collect(l advisory.Lock) {
 	})
 }
 
-// unlisten stops listening.
+// unlisten stops listening, and forgets what was heard.
 func (b *bid) unlisten(ctx context.Context) error {
 	var queries []string
 	for id := range b.evidence {
@@ -99,8 +99,10 @@ func (b *bid) unlisten(ctx context.Context) error {
 	// that the session is alive nor how long its commands outlive a lock.
 	queries = append(queries, selectQuery(b.freeCommonSQL())...)
 	err := insistOn(func() error { return b.send(ctx, append(queries, session.PlainBeatQuery)...) })
-	clear(b.evidence)
-	b.commonMarks = nil
+	for _, e := range b.evidence {
+		e.Forget()
+	}
+	b.listens, b.commonMarks = false, nil
 	for range len(b.heard) { // now that nothing more is heard
 		<-b.heard
 	}

@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -18,8 +19,13 @@ import (
 // contest notes that others have, or may have had, these locks.
 func (b *bid) contest(locks []advisory.Lock) {
 	for _, l := range locks {
-		b.contested[l.ID] = true
+		b.evidence[l.ID].Contest()
 	}
+}
+
+// contested says whether others have, or may have had, any of the claim's locks.
+func (b *bid) contested() bool {
+	return slices.ContainsFunc(b.cfg.Claim.IDs, func(id lockkey.ID) bool { return b.evidence[id].Contested() })
 }
 
 // noteRefusal notes that another session has what the last try did not get: the first missing lock,
@@ -31,14 +37,9 @@ func (b *bid) noteRefusal() {
 	}
 	b.contest(refused)
 	for _, l := range refused {
-		if e := b.evidence[l.ID]; e != nil {
-			b.unknownHolder = e.NoteRefusal(boottime.Now()) || b.unknownHolder
-		}
+		b.unknownHolder = b.evidence[l.ID].NoteRefusal(boottime.Now()) || b.unknownHolder
 	}
 }
-
-// listens says whether the bid collects what happens to the locks.
-func (b *bid) listens() bool { return len(b.evidence) > 0 }
 
 // trusts says whether a session's words count.
 func (b *bid) trusts(pid uint32) bool {
@@ -74,12 +75,8 @@ func (b *bid) askRoles(ctx context.Context) error {
 // lock-delay ago, or the bid has heard something of the lock. A bid that has waited, in this
 // session or in one that was lost, goes by what it has heard, which may be nothing.
 func (b *bid) verdictOn(id lockkey.ID) evidence.Verdict {
-	e := b.evidence[id]
-	switch {
-	case e != nil && e.State() != evidence.Quiet:
+	if e := b.evidence[id]; e.Contested() {
 		return e.Verdict()
-	case b.contested[id]:
-		return evidence.WithoutEvidence(b.cfg.LockDelay, b.cfg.Session.Lease)
 	}
 	return evidence.Verdict{Delay: b.firstTryDelay(b.cfg.LockDelay)}
 }

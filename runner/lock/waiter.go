@@ -76,7 +76,7 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 // A waiter that comes back, after a loss or a pause, must not pass those in line: it makes no try
 // before its turn comes, or the time is up. Where nothing is announced there is no line.
 func (w *waiter) take(ctx context.Context) error {
-	mayTry := len(w.contested) == 0 || !w.cfg.announces()
+	mayTry := !w.contested() || !w.cfg.announces()
 	if mayTry {
 		if _, err := w.try(ctx); err != nil || w.complete() {
 			return err
@@ -138,7 +138,7 @@ func (w *waiter) standInLine(ctx context.Context) error {
 			return err
 		}
 		if w.called.Swap(false) {
-			w.turn.LookAt = time.Now()
+			w.turn.LookAt(time.Now())
 		}
 		w.actOnHeard()
 		w.actOnWatch()
@@ -151,7 +151,7 @@ func (w *waiter) standInLine(ctx context.Context) error {
 				return err
 			}
 		}
-		if now.Before(w.turn.LookAt) {
+		if !w.turn.LooksBy(now) {
 			continue
 		}
 		if err := w.lookAgain(ctx); err != nil {
@@ -169,9 +169,9 @@ func (w *waiter) actOnHeard() {
 		switch a := <-w.heard; {
 		case w.cfg.Claim.lineFor(a.Lock) != w.place.line:
 		case a.Word == evidence.Started:
-			w.turn.Started(time.Now(), a.PID, w.trusts(a.PID), w.watches())
+			w.turn.HeardStart(time.Now(), a.PID, w.trusts(a.PID), w.watches())
 		case a.Word == evidence.Clean, a.Word == evidence.Dead, a.Word == evidence.Left:
-			w.turn.Ended(time.Now(), a.To)
+			w.turn.HeardEnd(time.Now(), a.To)
 		}
 	}
 }
@@ -199,7 +199,7 @@ func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
 	w.tryLater()
 	granted, err = try(ctx)
 	if err == nil && !granted && (burst || w.unknownHolder) {
-		w.turn.LookAt = time.Now()
+		w.turn.LookAt(time.Now())
 	}
 	return granted, err
 }

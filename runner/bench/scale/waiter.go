@@ -105,7 +105,7 @@ func (n *node) proceed() {
 	switch now := n.s.time(); {
 	case n.turn.TriesBy(now):
 		n.try()
-	case !now.Before(n.turn.LookAt):
+	case n.turn.LooksBy(now):
 		n.look(0)
 	default:
 		n.alarms++
@@ -163,13 +163,13 @@ func (n *node) beDormant(then func()) {
 // room for the waiter.
 func (n *node) placed(rank int, holder *node) {
 	s := n.s
-	sight := crowd.Sight{Rank: rank, Held: holder != nil, Free: holder == nil, KnowsLess: n.l.marked(n) > 0 && n.knows == nothing}
+	at := crowd.Situation{Rank: rank, Held: holder != nil, Free: holder == nil, KnowsLess: n.l.marked(n) > 0 && n.knows == nothing}
 	if rank <= crowd.MostListeners {
 		for _, before := range n.l.line[:rank-1] {
-			sight.Ahead = append(sight.Ahead, before.number())
+			at.Ahead = append(at.Ahead, before.number())
 		}
 	}
-	n.turn.Seen(s.time(), sight)
+	n.turn.Looked(s.time(), at)
 	if rank == 1 || crowd.MayStay(rank, len(n.l.line), 0, s.connections) {
 		n.duties(holder)
 		return
@@ -224,7 +224,7 @@ func (n *node) beaten() {
 		n.unwatch()
 		n.turn.WatchEnds(n.s.time(), true)
 	case !n.hears && n.l.calls > 0:
-		n.turn.LookAt = n.s.time()
+		n.turn.LookAt(n.s.time())
 	default:
 		return
 	}
@@ -251,7 +251,7 @@ func (n *node) try() {
 			n.knows, burst = running, true
 		}
 		if burst {
-			n.turn.LookAt = n.s.time()
+			n.turn.LookAt(n.s.time())
 		}
 		n.proceed()
 	})
@@ -290,8 +290,8 @@ func (n *node) hear(w word) {
 // decide decides after a word when to try and to look.
 func (n *node) decide(w word) {
 	if w.clean {
-		n.turn.Ended(n.s.time(), w.to.number())
+		n.turn.HeardEnd(n.s.time(), w.to.number())
 		return
 	}
-	n.turn.Started(n.s.time(), w.from.number(), true, n.watched != nil)
+	n.turn.HeardStart(n.s.time(), w.from.number(), true, n.watched != nil)
 }

@@ -71,7 +71,7 @@ func (e *Evidence) applyWords() {
 // session of another role, the server has reused the number, and the word does not count. The word
 // dead has to name the token of a confirmed start.
 func (e *Evidence) isCredible(w heardEnd) bool {
-	if w.role != 0 && w.role != e.seen[w.PID].role {
+	if w.role != 0 && w.role != e.peers[w.PID].role {
 		return false
 	}
 	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s knownStart) bool { return s.token == w.Token && e.isConfirmed(s) }) {
@@ -83,19 +83,19 @@ func (e *Evidence) isCredible(w heardEnd) bool {
 // trusts says whether a session was seen to hold the lock, or has the role of the waiter or of a
 // holder that was seen and whose command may be alive. All other sessions may be strangers.
 func (e *Evidence) trusts(pid uint32) bool {
-	return e.seen[pid].heldAt > 0 || e.hasOwnRole(pid) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
-		return e.seen[s.pid].heldAt > 0 && e.sameRole(s.pid, pid)
+	return e.peers[pid].heldAt > 0 || e.hasOwnRole(pid) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
+		return e.peers[s.pid].heldAt > 0 && e.sameRole(s.pid, pid)
 	})
 }
 
 // hasOwnRole says whether a session is known to have the waiter's role.
 func (e *Evidence) hasOwnRole(pid uint32) bool {
-	return e.ownRole != 0 && e.seen[pid].role == e.ownRole
+	return e.ownRole != 0 && e.peers[pid].role == e.ownRole
 }
 
 // sameRole says whether two sessions are known to have the same role.
 func (e *Evidence) sameRole(a, b uint32) bool {
-	return e.seen[a].role != 0 && e.seen[a].role == e.seen[b].role
+	return e.peers[a].role != 0 && e.peers[a].role == e.peers[b].role
 }
 
 // fromHolder says whether a word came from the session that had the lock at that time. Then all
@@ -107,7 +107,7 @@ func (e *Evidence) sameRole(a, b uint32) bool {
 // mark, and every later start has been announced to this waiter. Such a holder may have started
 // before the mark and ended before the look.
 func (e *Evidence) fromHolder(w heardEnd) bool {
-	return w.Word == Clean && (e.seen[w.PID].heldAt > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
+	return w.Word == Clean && (e.peers[w.PID].heldAt > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
 }
 
 // closes says whether a credible word closes this start.
@@ -120,7 +120,7 @@ func (e *Evidence) closes(w heardEnd, s knownStart) bool {
 // any run. A session that was seen to hold the lock also speaks for runs whose session is
 // unknown.
 func (e *Evidence) maySpeakFor(pid uint32, s knownStart) bool {
-	return s.pid == pid || e.hasOwnRole(pid) || e.sameRole(s.pid, pid) || s.kind == ofUnknown && e.seen[pid].heldAt > 0
+	return s.pid == pid || e.hasOwnRole(pid) || e.sameRole(s.pid, pid) || s.kind == ofUnknown && e.peers[pid].heldAt > 0
 }
 
 // speaksOf says whether a word speaks of this run. A word with the field all covers an earlier
@@ -155,7 +155,7 @@ func (e *Evidence) RolesWanted() (pids []uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	want := func(pid uint32) {
-		if _, known := e.seen[pid]; !known && len(pids) < mostWords && !slices.Contains(pids, pid) {
+		if _, known := e.peers[pid]; !known && len(pids) < mostWords && !slices.Contains(pids, pid) {
 			pids = append(pids, pid)
 		}
 	}
@@ -177,11 +177,11 @@ func (e *Evidence) NoteRole(pid, role uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	gone := role == 0
-	if _, known := e.seen[pid]; gone && !known {
-		e.seen[pid] = sighting{} // its role isn't asked for again until it says more
+	if _, known := e.peers[pid]; gone && !known {
+		e.peers[pid] = peer{} // its role isn't asked for again until it says more
 	}
 	if !gone {
-		e.seen[pid] = sighting{role: role}
+		e.peers[pid] = peer{role: role}
 		for i, w := range e.ends {
 			if w.PID == pid {
 				e.ends[i].role = cmp.Or(w.role, role)

@@ -22,16 +22,15 @@ import (
 // State is what the evidence amounts to.
 type State int
 
-// A waiter that is granted the lock starts at once if the state is Ended. If it is Running, the
-// waiter first holds the lock for the delay. Quiet says nothing: the waiter goes by what else it
-// knows.
+// A waiter that is granted the lock starts at once if the state is Ended. If it is Running, or if
+// it is Quiet and the lock is contested, the waiter first holds the lock for the delay.
 const (
 	Quiet   State = iota // nobody is known to have held the lock
 	Running              // a start is open: its command may be alive; before the mark, also what would be Ended
 	Ended                // all starts that were known have been closed
 )
 
-// Evidence is what a waiter knows of a lock since it began to listen. It has these states:
+// Evidence is what a waiter knows of a lock. While it listens, the evidence has these states:
 //
 //	         started, or      a word that     a word that       a refused   silent for
 //	         seen to hold it  closes all      closes some       try         long enough
@@ -63,16 +62,23 @@ type Evidence struct {
 	lease     time.Duration // the waiter's own
 	shared    bool          // the waiter is a reader: other readers don't keep it out
 
-	mu       sync.Mutex
-	mark     mark                // shows holders that the waiter listens
-	seq      int                 // the number of what was noted last, which shows the order
-	asOf     int                 // seq when the latest look was sent
-	starts   []knownStart        // those that are open
-	ends     []heardEnd          // the latest ones
-	seen     map[uint32]sighting // sessions that hold the lock, wait for it or have spoken
-	ownRole  uint32              // the role of this session; 0 until it is known
-	last     *lastEnd            // nil: none is known
-	silenced Seat                // the holder that was silent last, for as long as its session has the lock
+	mu sync.Mutex
+	// contested: another session has the lock, or may have had it while the waiter did not listen.
+	contested bool
+	findings
+}
+
+// findings is the evidence since the waiter began to listen.
+type findings struct {
+	mark     mark            // shows holders that the waiter listens
+	seq      int             // the number of what was noted last, which shows the order
+	asOf     int             // seq when the latest look was sent
+	starts   []knownStart    // those that are open
+	ends     []heardEnd      // the latest ones
+	peers    map[uint32]peer // sessions that hold the lock, wait for it or have spoken
+	ownRole  uint32          // the role of this session; 0 until it is known
+	last     *lastEnd        // nil: none is known
+	silenced Seat            // the holder that was silent last, for as long as its session has the lock
 }
 
 // mark is the waiter's mark. Holders that see it announce their starts and clean ends.
@@ -89,8 +95,8 @@ type lastEnd struct {
 	at            boottime.Instant // when the last word that changed anything was applied
 }
 
-// sighting is what is known of another session.
-type sighting struct {
+// peer is what is known of another session.
+type peer struct {
 	role   uint32 // 0: not known
 	heldAt int    // seq when a look last showed that it holds the lock; 0: none did
 }
@@ -101,10 +107,35 @@ const (
 	mostWords  = 32
 )
 
-// New is the evidence of a waiter that begins to listen. lockDelay and lease are its own, and
+// New is the evidence of a waiter that knows nothing yet. lockDelay and lease are its own, and
 // shared says that it is a reader, so that other readers don't keep it out.
 func New(lockDelay, lease time.Duration, shared bool) *Evidence {
-	return &Evidence{lockDelay: lockDelay, lease: lease, shared: shared, seen: map[uint32]sighting{}}
+	e := &Evidence{lockDelay: lockDelay, lease: lease, shared: shared}
+	e.Forget()
+	return e
+}
+
+// Contest notes that another session has the lock, or may have had it while the waiter did not
+// listen. From then on, to start at once takes evidence.
+func (e *Evidence) Contest() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.contested = true
+}
+
+// Contested says whether somebody else has, or may have had, the lock. Otherwise the Verdict is of no
+// account: whoever gets the lock at its first try needs no evidence.
+func (e *Evidence) Contested() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.contested || e.state() != Quiet
+}
+
+// Forget forgets what was heard and seen, but not that the lock is contested.
+func (e *Evidence) Forget() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.findings = findings{peers: map[uint32]peer{}}
 }
 
 // Hear notes what another session said on the lock's channel, and returns it if it is an
@@ -118,11 +149,11 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
-	// An empty sighting means that the session was gone when its role was asked for, or that a look
+	// A peer that is empty means that the session was gone when its role was asked for, or that a look
 	// showed none. It said this earlier, or another session has its number now, so the role has to
 	// be asked for again.
-	if e.seen[pid] == (sighting{}) {
-		delete(e.seen, pid)
+	if e.peers[pid] == (peer{}) {
+		delete(e.peers, pid)
 	}
 	switch a.Word {
 	case Started:
@@ -140,7 +171,7 @@ func (e *Evidence) noteEnd(a Announcement) {
 	if len(e.ends) == mostWords {
 		e.ends = slices.Delete(e.ends, 0, 1)
 	}
-	e.ends = append(e.ends, heardEnd{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.seen[a.PID].role})
+	e.ends = append(e.ends, heardEnd{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.peers[a.PID].role})
 }
 
 // NoteMark notes that the waiter's mark was taken, and the position of the write-ahead log then.
@@ -193,13 +224,13 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID) {
 	defer e.mu.Unlock()
 	e.seq++
 	e.ownRole = cmp.Or(l.Role, e.ownRole)
-	for pid := range e.seen { // the server reuses the numbers of sessions
+	for pid := range e.peers { // the server reuses the numbers of sessions
 		if !slices.ContainsFunc(e.starts, func(s knownStart) bool { return s.pid == pid }) {
-			delete(e.seen, pid)
+			delete(e.peers, pid)
 		}
 	}
 	for _, w := range l.Line {
-		e.seen[w.PID] = sighting{role: cmp.Or(w.Role, e.seen[w.PID].role), heldAt: e.seen[w.PID].heldAt}
+		e.peers[w.PID] = peer{role: cmp.Or(w.Role, e.peers[w.PID].role), heldAt: e.peers[w.PID].heldAt}
 	}
 	silenced := e.silenced
 	e.silenced = Seat{}
@@ -224,7 +255,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID) {
 // it has had the lock ever since, however late it unlocks: the tries were refused because of this
 // holder, and not of an unknown one.
 func (e *Evidence) sawHolder(s Seat, sent boottime.Instant) {
-	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), heldAt: e.seq} // a session that is ending has no role any more
+	e.peers[s.PID] = peer{role: cmp.Or(s.Role, e.peers[s.PID].role), heldAt: e.seq} // a session that is ending has no role any more
 	isOver := func(w heardEnd) bool {
 		return w.PID == s.PID && s.Token <= w.Token && (w.noted > e.asOf || sent.Sub(w.at) < freeAfterClean)
 	}
@@ -283,19 +314,13 @@ func (v Verdict) And(other Verdict) Verdict {
 	return Verdict{Delay: max(v.Delay, other.Delay), CoversEarlier: v.CoversEarlier && other.CoversEarlier}
 }
 
-// WithoutEvidence is the verdict of a waiter that knows nothing. A lock-delay that is shorter than
+// withoutEvidence is the verdict of a waiter that knows nothing. A lock-delay that is shorter than
 // a command may live covers no earlier one.
-func WithoutEvidence(lockDelay, lease time.Duration) Verdict {
+func withoutEvidence(lockDelay, lease time.Duration) Verdict {
 	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay >= leasetime.DeadAfter(lease, 0)}
 }
 
-// State is the state at this moment, which the session's reader may change.
-func (e *Evidence) State() State {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.state()
-}
-
+// state is the state at this moment, which the session's reader may change. The caller holds mu.
 func (e *Evidence) state() State {
 	switch {
 	case len(e.starts) == 0 && e.last == nil:
@@ -314,9 +339,9 @@ func (e *Evidence) Verdict() Verdict {
 	case e.state() == Ended:
 		return Verdict{CoversEarlier: e.last.coversEarlier}
 	case e.lockDelay == 0:
-		return WithoutEvidence(0, e.lease)
+		return withoutEvidence(0, e.lease)
 	}
-	v := WithoutEvidence(e.lockDelay, e.lease)
+	v := withoutEvidence(e.lockDelay, e.lease)
 	for _, s := range e.starts {
 		v.Delay = max(v.Delay, e.delayFor(s))
 	}

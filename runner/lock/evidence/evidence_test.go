@@ -162,7 +162,7 @@ func TestStates(t *testing.T) {
 		h := newTold(t)
 		tt.from(h)
 		tt.then(h)
-		if got := h.State(); got != tt.want {
+		if got := h.state(); got != tt.want {
 			t.Errorf("%s: the state is %d, want %d", tt.name, got, tt.want)
 		}
 		if v := h.Verdict(); (v.Delay == 0) != (tt.want == Ended) {
@@ -174,7 +174,7 @@ func TestStates(t *testing.T) {
 // TestShortDelay: a waiter that waits for less than a command may live covers no earlier one.
 func TestShortDelay(t *testing.T) {
 	for delay, covers := range map[time.Duration]bool{0: false, time.Second: false, testDelay - 1: false, testDelay: true, testLease: true} {
-		if got := WithoutEvidence(delay, testLease); got != (Verdict{delay, covers}) {
+		if got := withoutEvidence(delay, testLease); got != (Verdict{delay, covers}) {
 			t.Errorf("nothing is known: %+v after %v", got, delay)
 		}
 		h := marked(t, New(delay, testLease, false))

@@ -85,7 +85,7 @@ func TestReaders(t *testing.T) {
 	h.looks(reading)
 	h.says(second, Started, 6, read)
 	h.wants("a reader after readers", testDelay, true)
-	if h.State() != Quiet {
+	if h.state() != Quiet {
 		t.Error("a reader has heard of readers")
 	}
 	h.looks(holds(third, theirs, 7))
