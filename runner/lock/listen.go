@@ -55,8 +55,8 @@ func (b *bid) look(ctx context.Context, before ...string) (*evidence.Look, error
 	queries := slices.Concat(before, marks, []string{query}, b.arrivedQuery())
 	_, err := b.s.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
 		found.Received = boottime.Now()
-		if ok = found.Parse(answers[len(before)+len(marks)], b.s.BackendPID()); !ok {
-			return
+		if ok = found.Parse(answers[len(before)+len(marks)], b.s.BackendPID()); !ok || !b.listens {
+			return // what the look shows is no evidence to a bid that would not hear of its end
 		}
 		noteMarks(answers[len(before)])
 		for id, e := range b.evidence {
