@@ -85,13 +85,11 @@ func (w *worker) releaseAndFetch(ctx context.Context, last *job, first *string) 
 			return got.next, got.err
 		}
 		if first = got.retry; first == nil {
-			item, ok := <-w.queue
-			if !ok {
-				return nil, nil
+			if item, ok := <-w.queue; ok {
+				first = &item
 			}
-			first = &item
 		}
-		if ctx.Err() != nil {
+		if first == nil || ctx.Err() != nil {
 			return nil, nil
 		}
 	}

@@ -98,6 +98,7 @@ func run(t *testing.T, conn *pgconn.PgConn, sql string) string {
 
 // beside runs a query that may wait. It delivers the values and the error's code.
 func beside(t *testing.T, conn *pgconn.PgConn, sql string) <-chan string {
+	t.Helper()
 	answers := make(chan string, 1)
 	go func() {
 		answer, err := try(t, conn, sql)

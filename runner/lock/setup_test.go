@@ -28,7 +28,7 @@ const index = `
 claim_several, claim_slots, claim_shared, claim_conflicts, claim_prepared               what is claimed
 candidate_reconnect                                                                     coming back after an outage
 line, line_marks, line_arrival, line_room, line_dormant, line_watch, line_fairness      the line, and its order
-takeover, line_silence, line_silence_enough, line_clock_linux                           taking over, by kind of end
+takeover, takeover_longer_lease, line_silence, line_silence_enough, line_clock_linux    taking over, by kind of end
 token, settle_interrupted, warmup                                                       the start
 held_release, announce_full_queue, stepdown, stepdown_asker                             the end
 transaction, transaction_trips, quorum, quorum_unconfirmed                               other ways of locking
