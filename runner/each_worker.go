@@ -84,15 +84,24 @@ func (w *worker) releaseAndFetch(ctx context.Context, last *job, first *string) 
 		if got.next != nil || got.err != nil {
 			return got.next, got.err
 		}
-		if first = got.retry; first == nil {
-			if item, ok := <-w.queue; ok {
-				first = &item
-			}
-		}
-		if first == nil || ctx.Err() != nil {
+		if first = w.awaitItem(ctx, got.retry); first == nil {
 			return nil, nil
 		}
 	}
+}
+
+// awaitItem is the item first or, without that, the next in the queue, for which it waits. It returns
+// nil at the end of the list.
+func (w *worker) awaitItem(ctx context.Context, first *string) *string {
+	if first == nil {
+		if item, ok := <-w.queue; ok {
+			first = &item
+		}
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return first
 }
 
 // fetchQueued is releaseAndFetch for the items that are in the queue by now: if none of them is
