@@ -54,8 +54,8 @@ func (r *run) socketLinger() time.Duration {
 	return leasetime.ForKill(lease) + silencePatience // the waiters in line see that the holder is silent
 }
 
-// silencePatience is how long those in line may take to see that a holder is silent: the 2 s that the
-// torture allows them, and 2 s more.
+// silencePatience is how long those in line may take to see that a holder is silent: the 2 s that
+// the torture allows them, and 2 s more.
 const silencePatience = 4 * time.Second
 
 // guardPatience is how long the guard may take to kill once the lock is lost: half of the

@@ -149,8 +149,9 @@ func (w *worker) exchange(last, next *job) (tried error) {
 	return tried
 }
 
-// pick returns the next item to try, or none if none is queued yet. It begins with the item first, if
-// there is one. It skips items that this process is at, and items that it knows to have been run.
+// pick returns the next item to try, or none if none is queued yet. It begins with the item first,
+// if there is one. It skips items that this process is at, and items that it knows to have been
+// run.
 func (w *worker) pick(ctx context.Context, first *string) fetched {
 	for ; ctx.Err() == nil; first = nil {
 		item, ok := w.nextItem(first)

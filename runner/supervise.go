@@ -282,8 +282,8 @@ func (s *supervision) nameUnkillable() {
 	s.log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
 }
 
-// reasonPatience is how long, at most, the session takes to have the reason of a loss that the guard has
-// noticed.
+// reasonPatience is how long, at most, the session takes to have the reason of a loss that the
+// guard has noticed.
 const reasonPatience = time.Second
 
 // conclude turns the end of the tree into an outcome.

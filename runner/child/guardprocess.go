@@ -166,8 +166,8 @@ func (g *guardProcess) untilDead() (again bool) {
 	return false
 }
 
-// awaitDeath waits until all are dead and reaped, kills them if need be, and says whether the command
-// was brief.
+// awaitDeath waits until all are dead and reaped, kills them if need be, and says whether the
+// command was brief.
 func (g *guardProcess) awaitDeath() (brief bool) {
 	brief = g.firstInstants()
 	for !g.reapChildren() {
@@ -183,8 +183,8 @@ func (g *guardProcess) awaitDeath() (brief bool) {
 	return brief
 }
 
-// reportDeath tells pglead that the tree is dead. If pglead is stopped, and its socket full, the end
-// of the connection comes first.
+// reportDeath tells pglead that the tree is dead. If pglead is stopped, and its socket full, the
+// end of the connection comes first.
 func (g *guardProcess) reportDeath() error {
 	err := writeMessage(impatient{g.fd}, msgDone, g.report.encode())
 	if g.report.Ready == 0 || err != nil {

@@ -75,8 +75,8 @@ func startAgain(t *testing.T, g *child.Guard, cfg child.Config, role string, arg
 	return c
 }
 
-// TestReusedGuardLeavesNoTrace: what a command finds does not depend on whether its guard has had another
-// command before. The earlier command has done what it can to leave something behind.
+// TestReusedGuardLeavesNoTrace: what a command finds does not depend on whether its guard has had
+// another command before. The earlier command has done what it can to leave something behind.
 func TestReusedGuardLeavesNoTrace(t *testing.T) {
 	const look = `exec 9>&-; {
 		env | sort; umask; ulimit -a; pwd

@@ -39,9 +39,9 @@ var (
 	errGuardSilent  = &GuardError{true, "the guard process did not start the command in time", ""} // it was stopped, or had no time to run
 )
 
-// StartCommand makes the guard, which has to be idle, start the command, and returns when the command
-// runs. After an error the guard has ended. With the command it ends, too, unless it is Idle then.
-// Errors are
+// StartCommand makes the guard, which has to be idle, start the command, and returns when the
+// command runs. After an error the guard has ended. With the command it ends, too, unless it is
+// Idle then. Errors are
 //
 //	*LookupError    the command can't be executed
 //	ErrTooLate      the lease was over before

@@ -21,8 +21,8 @@ const (
 	// killed. What is left after unkillableAfter is reported.
 	stubbornRounds  = 30
 	unkillableAfter = time.Second
-	// deathPatience is about how long a guard that was killed may take to die. After that, what is below
-	// it is killed first.
+	// deathPatience is about how long a guard that was killed may take to die. After that, what is
+	// below it is killed first.
 	deathPatience = 20 * time.Millisecond
 	// stopRoundMost limits one attempt to stop a tree that forks and exits all the time,
 	// and killRoundMost one round of kills.

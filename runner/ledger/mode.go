@@ -143,8 +143,8 @@ func Rejected(err error, ledger string) error {
 // Mend says what to do about a ledger that is not whole.
 const Mend = "pglead ledger install, as the owner of the database, makes what is missing"
 
-// ErrLocked says that another session has locked a table of the ledger for longer than the statement
-// waited.
+// ErrLocked says that another session has locked a table of the ledger for longer than the
+// statement waited.
 var ErrLocked = errors.New("the ledger's tables are locked by another session")
 
 // Locked returns an ErrLocked with what the server says if err means that, otherwise nil.

@@ -359,7 +359,8 @@ func TestSuspendWithQuorum(t *testing.T) {
 	})
 }
 
-// TestEveryLeaseHasItsMargins: the inequalities on which the promise rests hold for every lease that is allowed.
+// TestEveryLeaseHasItsMargins: the inequalities on which the promise rests hold for every lease
+// that is allowed.
 func TestEveryLeaseHasItsMargins(t *testing.T) {
 	for _, lease := range []time.Duration{3 * time.Second, 15 * time.Second, time.Minute, time.Hour} {
 		beat := leasetime.BeatEvery(lease)

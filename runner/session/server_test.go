@@ -76,7 +76,8 @@ func TestCloseCancels(t *testing.T) {
 	eventually(t, "the statement ends", func() bool { return !sleeps() })
 }
 
-// TestGoodbyeWithTheLastRequest: the goodbye travels with the last request, whose answer is still heard.
+// TestGoodbyeWithTheLastRequest: the goodbye travels with the last request, whose answer is still
+// heard.
 func TestGoodbyeWithTheLastRequest(t *testing.T) {
 	server := start(t, nil)
 	s := open(t, server.DSN("postgres"))
