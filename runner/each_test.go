@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -212,9 +213,24 @@ func TestJobs(t *testing.T) {
 	enter(1)
 }
 
-// TestEachDelayedAhead: a brief command's lock is free before the list waits until the last command
-// of the next item is dead, though it fetches the locks of brief commands' successors ahead.
-func TestEachDelayedAhead(t *testing.T) {
+// TestDelayedAhead: an item that was fetched ahead, and whose start has to be delayed, is given back,
+// and tried again after the command that runs.
+func TestDelayedAhead(t *testing.T) {
+	server := testserver.Start(t, nil)
+	locking := lockOn(t, server)
+	locking.PrivateServer = false // the server came up less than a lock-delay ago
+	w, j := workerOn(t, locking, 1)
+	if got := w.settleOrSkip(t.Context(), j, nil, true); got.next != nil || got.err != nil || got.retry == nil || *got.retry != j.item {
+		t.Errorf("%+v", got)
+	}
+	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {
+		t.Error("its lock is still held")
+	}
+}
+
+// TestEachDelayed: a brief command's lock is free before the list waits until the last command of the
+// next item is dead.
+func TestEachDelayed(t *testing.T) {
 	server := testserver.Start(t, nil)
 	free := func(id string) bool {
 		return testserver.Query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND objid = "+id)[0] == "0"
@@ -251,5 +267,51 @@ func TestEachDelayedAhead(t *testing.T) {
 	}
 	if tally, err := Each(cfg); err != nil || tally.Ran != 3 || delays != 3 {
 		t.Errorf("%+v, %d delays; %v", tally, delays, err)
+	}
+}
+
+// TestEachLaterPass: other runs have all items in the first pass, and end cleanly. In the second each
+// item starts at once, also after a command that takes longer than the brief one before it.
+func TestEachLaterPass(t *testing.T) {
+	server := testserver.Start(t, nil)
+	locking, items := lockOn(t, server), []string{"1", "2", "3"}
+	locking.LockDelay = time.Second
+	var others []*lock.Held
+	for n := range items {
+		other := locking
+		other.Claim.IDs = []lockkey.ID{id(int64(n + 1))}
+		held, err := lock.NewCandidate(other).Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer held.Close()
+		others = append(others, held)
+	}
+	cfg := EachConfig{
+		Config: Config{Lock: locking, Path: "/bin/sleep"}, Items: slices.Values(items), Parallel: 1, Progress: func(Tally) {},
+		Task: func(item string) Task {
+			id, _ := lockkey.Parse(item)
+			return Task{Key: item, ID: id, Command: []string{"sleep", map[string]string{"1": "0", "2": "0.2", "3": "0"}[item]}}
+		},
+	}
+	cfg.Lock.Observer.Delayed = func(time.Time) { t.Error("an item's start is delayed") }
+	ended := make(chan error, 1)
+	go func() {
+		tally, err := Each(cfg)
+		if err == nil && tally != (Tally{Ran: 3}) {
+			err = fmt.Errorf("%+v", tally)
+		}
+		ended <- err
+	}()
+	testserver.Eventually(t, "the list listens for all of them", func() bool {
+		return testserver.Query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2")[0] == "3"
+	})
+	for _, held := range others {
+		if err := held.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
