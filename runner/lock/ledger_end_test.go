@@ -9,9 +9,10 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// TestLedgerEnd: a holder notes its command's end while the owner has the ledger's rows locked, and
-// keeps the lock. The release notes the rest, and warns only of a run that the ledger has forgotten.
-func TestLedgerEnd(t *testing.T) {
+// TestRecordEnd: a holder records its command's end while the owner has the ledger's rows locked,
+// and keeps the lock. The release records the rest, and warns only of a run that the ledger has
+// forgotten.
+func TestRecordEnd(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		claim     lock.Claim
@@ -26,12 +27,12 @@ func TestLedgerEnd(t *testing.T) {
 		"short lease": {
 			claim: exclusive(7), lease: 4 * time.Second, locks: "LOCK TABLE pglead.lock", want: "nightly ok f t f",
 		},
-		// It can note the end for only one of two locks, and says nothing of that.
+		// It can record the end for only one of two locks, and says nothing of that.
 		"in part": {
 			claim: exclusive(7, 8), lease: 4 * lease, locks: "SELECT FROM pglead.lock WHERE number = 8 FOR UPDATE",
 			meanwhile: "nightly ok f t f nightly  t t f", want: "nightly ok f t f nightly ok f t f",
 		},
-		// It learns that the run of one lock is forgotten, and then can't note the end for the other.
+		// It learns that the run of one lock is forgotten, and then can't record the end for the other.
 		"forgotten": {
 			claim: exclusive(7, 8), lease: 4 * lease, locks: "SELECT FROM pglead.lock WHERE number = 8 FOR UPDATE",
 			forgotten: "7", meanwhile: "nightly  t t f", want: "nightly ok f t f", warnings: 1,
@@ -67,9 +68,9 @@ func TestLedgerEnd(t *testing.T) {
 	}
 }
 
-// TestLedgerEndNoted: a reader whose end the ledger has, and which then loses its session, needs
+// TestNothingToReport: a reader whose end the ledger has, and which then loses its session, needs
 // nothing more of the server, and warns of nothing.
-func TestLedgerEndNoted(t *testing.T) {
+func TestNothingToReport(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
 	holder := contend(t, leased(ledgered(config(t, dsn, shared(7))), 4*lease))
@@ -85,10 +86,10 @@ func TestLedgerEndNoted(t *testing.T) {
 	}
 }
 
-// TestLedgerLostUnsure: with a ledger the token is drawn, and the start announced, before it is
+// TestReportUnsure: with a ledger the token is drawn, and the start announced, before it is
 // certain that no earlier command is alive. A run that is lost before that is certain must not say
 // that all are dead.
-func TestLedgerLostUnsure(t *testing.T) {
+func TestReportUnsure(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
 	without := leased(config(t, dsn, exclusive(7)), 3*time.Second) // a lease that is shorter than the ledger's wait for a lock
@@ -105,9 +106,9 @@ func TestLedgerLostUnsure(t *testing.T) {
 	waitsBeside(t, next)
 }
 
-// TestLedgerLostUnsureAlone: the same, if the only start that the next in line knows of is that of the
+// TestReportUnsureAlone: the same, if the only start that the next in line knows of is that of the
 // run that is lost. So it hears nothing of that run's end.
-func TestLedgerLostUnsureAlone(t *testing.T) {
+func TestReportUnsureAlone(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
 	query(t, server, "ALTER FUNCTION pglead.start_rest_1 SET lock_timeout = 0; ALTER FUNCTION pglead.start_1 SET lock_timeout = 0")
@@ -131,9 +132,9 @@ func TestLedgerLostUnsureAlone(t *testing.T) {
 	}
 }
 
-// TestLedgerEndUnnoted: a run whose end nobody can note, since the server stays away, warns of that,
+// TestReportInVain: a run whose end nobody can record, since the server stays away, warns of that,
 // also where there may be waiters, who could not be told either.
-func TestLedgerEndUnnoted(t *testing.T) {
+func TestReportInVain(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))

@@ -30,7 +30,7 @@ candidate_reconnect                                                             
 line, line_marks, line_arrival, line_room, line_dormant, line_watch, line_fairness      the line, and its order
 takeover, takeover_longer_lease, line_silence, line_silence_enough, line_clock_linux    taking over, by kind of end
 token, settle_interrupted, warmup                                                       the start
-held_release, announce_full_queue, stepdown, stepdown_asker                             the end
+held_release, announce_rejected, stepdown, stepdown_asker                               the end
 transaction, transaction_trips, quorum, quorum_unconfirmed                               other ways of locking
 list, list_exchange, list_ends, list_deadlines                                          a list
 ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, ledger_pause, ledger_close_dead  the ledger

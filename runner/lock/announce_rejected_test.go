@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -61,10 +62,10 @@ func TestFullQueue(t *testing.T) {
 	acquire(t, cfg) // the queue is free again
 }
 
-// TestWordTimesOut: the announcement of an end waits for another session's NOTIFY for longer than a
-// holder's session may wait for a lock. The error's code is that of a wait for arriving waiters,
-// which costs nobody anything, but the holder warns of this one.
-func TestWordTimesOut(t *testing.T) {
+// TestAnnouncementTimesOut: the announcement of an end waits for another session's NOTIFY for longer
+// than a holder's session may wait for a lock. The error's code is that of a wait for arriving
+// waiters, which costs nobody anything, but the holder warns of this one.
+func TestAnnouncementTimesOut(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	var armed atomic.Bool
@@ -86,4 +87,45 @@ func TestWordTimesOut(t *testing.T) {
 		t.Errorf("the holder says %v: %s", said, holder.texts)
 	}
 	release(t, waiter.held(t))
+}
+
+// TestReleasedUnannounced: a lock is released although the server rejects the announcement of the
+// end. A server does so when its queue of notifications is full; since that takes 8 GB, here a
+// missing right is the reason.
+func TestReleasedUnannounced(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	dsn := as(t, server, "cron")
+	free := func() bool {
+		return run(t, plain(t, server.DSN("postgres")), "SELECT pg_try_advisory_xact_lock(11)::text")[0] == "true"
+	}
+	forbid := func(t *testing.T) {
+		t.Helper()
+		query(t, server, "REVOKE EXECUTE ON FUNCTION pg_notify FROM PUBLIC")
+		t.Cleanup(func() { query(t, server, "GRANT EXECUTE ON FUNCTION pg_notify TO PUBLIC") })
+	}
+	t.Run("run", func(t *testing.T) {
+		c := contend(t, config(t, dsn, exclusive(11)))
+		h := c.held(t)
+		forbid(t)
+		if err := h.Release(t.Context()); err != nil || !free() {
+			t.Errorf("%v; the lock is free: %t", err, free())
+		}
+		if said := c.said(); !slices.Equal(said, []string{"unheard"}) {
+			t.Errorf("said %v", said)
+		}
+	})
+	t.Run("list", func(t *testing.T) {
+		cfg, c := config(t, dsn, exclusive(11)), &contender{}
+		cfg.Log = slog.New(c)
+		l := openList(t, cfg)
+		a := endedItem(t, l, cfg)
+		forbid(t)
+		if released, _ := l.Exchange(a, nil); released != nil || !free() {
+			t.Errorf("%v; the lock is free: %t", released, free())
+		}
+		if said := c.said(); !slices.Equal(said, []string{"unheard"}) {
+			t.Errorf("said %v", said)
+		}
+	})
 }
