@@ -1,11 +1,9 @@
 package lock
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/ledger"
@@ -88,71 +86,3 @@ type LedgerError struct {
 
 func (e *LedgerError) Error() string { return e.err.Error() }
 func (e *LedgerError) Unwrap() error { return e.err }
-
-// A waiter that finds one of its locks paused in the ledger leaves the line, asks every few seconds
-// whether the pause is over, and then stands in line again.
-
-// askPauseEvery is how often the ledger is asked whether a pause is over.
-const askPauseEvery = 3 * time.Second
-
-// waitForResume waits, without a place in line, until no lock of the claim is paused. Meanwhile
-// others may have the locks, and nobody announces a start to it, so it forgets what it has heard.
-// If it waited before the pause, it then goes by the ledger, or by what it hears from then on;
-// otherwise it is like a new waiter, with a first try.
-func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) error {
-	w.cfg.Log.Log(ctx, LevelNotice, why.Error()+"; waiting", "event", "paused")
-	if w.contested() {
-		w.contest(w.cfg.Claim.locks())
-	}
-	w.s.StartHeartbeat()
-	if err := w.unlisten(ctx); err != nil {
-		return err
-	}
-	left := askPauseEvery
-	if !why.Until.IsZero() {
-		left = time.Until(why.Until) // by this host's clock, until the server has answered
-	}
-	for w.candidate.timeLeft() > 0 {
-		w.cfg.SayTrying()
-		if err := w.sleep(ctx, min(max(left, askPauseEvery/30), askPauseEvery, w.candidate.timeLeft()), nil); err != nil {
-			return err
-		}
-		rows, err := w.s.Query(ctx, ledger.PausedQuery(w.cfg.ledgerLocks(w.cfg.Claim.locks()), w.s.AsIsSQL()))
-		if w.lostLedger(ctx, err) {
-			return w.giveUpLedger()
-		}
-		if err != nil {
-			return ledgerError(err)
-		}
-		var paused *ledger.PausedError
-		if paused, left, err = ledger.ParsePaused(rows); paused == nil || err != nil {
-			return err
-		}
-		why = paused // another pause may have taken its place
-	}
-	w.namePaused(ctx, why)
-	return why
-}
-
-// namePaused makes a refusal tell which of several keys is paused, if the server says so.
-func (b *bid) namePaused(ctx context.Context, why *ledger.PausedError) {
-	if len(b.cfg.Claim.Keys) < 2 {
-		return
-	}
-	locks := b.cfg.ledgerLocks(b.cfg.Claim.locks())
-	var queries []string
-	for _, l := range locks {
-		queries = append(queries, ledger.PausedQuery([]ledger.Lock{l}, b.s.AsIsSQL()))
-	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: queries})
-	if err != nil {
-		return
-	}
-	for i, rows := range answers {
-		if paused, _, err := ledger.ParsePaused(rows); err == nil && paused != nil {
-			*why = *paused
-			why.Key = locks[i].Key
-			return
-		}
-	}
-}
