@@ -96,7 +96,8 @@ func TestSurroundings(t *testing.T) {
 	}{
 		"no home, read-only file system": {
 			around: append([]string{"unshare", "--mount", "sh", "-ec", `
-				mount --rbind / /mnt; mount -o remount,bind,ro /mnt; mount --bind /tmp /mnt/tmp; mount -o remount,bind,ro /mnt/tmp
+				mount --rbind / /mnt; mount -o remount,bind,ro /mnt
+				tmp=` + os.TempDir() + `; mount --bind $tmp /mnt$tmp; mount -o remount,bind,ro /mnt$tmp
 				exec chroot /mnt "$0" "$@"`}, asNobody...),
 			job: `! touch "$0" 2>/dev/null && id -un`, want: "nobody\n",
 		},

@@ -181,8 +181,9 @@ func (b stage) locks(where string) int {
 	return n
 }
 
+// eventually looks as seldom as testserver.Eventually does.
 func eventually(condition func() bool) bool {
-	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(5 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(30 * time.Millisecond) {
 		if condition() {
 			return true
 		}

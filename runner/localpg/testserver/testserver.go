@@ -88,10 +88,12 @@ func Pooler(t *testing.T, server *localpg.Server, role string, settings map[stri
 	return dsn, stop
 }
 
-// Eventually waits until the condition holds; a test that waits in vain fails.
+// Eventually waits until the condition holds; a test that waits in vain fails. To ask a server
+// costs some milliseconds of a processor, for a connection: whoever looks more often slows down
+// all other tests.
 func Eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for began := time.Now(); !condition(); time.Sleep(10 * time.Millisecond) {
+	for began := time.Now(); !condition(); time.Sleep(30 * time.Millisecond) {
 		if time.Since(began) > time.Minute {
 			t.Fatalf("never: %s", what)
 		}
