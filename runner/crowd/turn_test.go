@@ -42,8 +42,8 @@ func (t *Turn) triesIn(tb testing.TB, what string, want time.Duration) {
 	}
 }
 
-// TestHeard: what a waiter plans when it has heard an announcement, by its place in line.
-func TestHeard(t *testing.T) {
+// TestTurnByAnnouncement: what a waiter plans when it has heard an announcement, by its place in line.
+func TestTurnByAnnouncement(t *testing.T) {
 	clean := func(to uint32) func(*Turn) { return func(t *Turn) { t.HeardEnd(time.Now(), to) } }
 	started := func(by uint32) func(*Turn) {
 		return func(t *Turn) { t.HeardStart(time.Now(), by, by != stranger, false) }

@@ -57,11 +57,11 @@ func (w *waiter) endFormerQuery() (query []string) {
 	}
 	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
 WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
-		endMost.Milliseconds(), advisory.InThisDatabaseSQL, advisory.InLinesSQL(w.cfg.Claim.lines()...), former.place.ticket, advisory.IsTicketSQL, former.s.BackendPID())}
+		endPatience.Milliseconds(), advisory.InThisDatabaseSQL, advisory.InLinesSQL(w.cfg.Claim.lines()...), former.place.ticket, advisory.IsTicketSQL, former.s.BackendPID())}
 }
 
-// endMost is how long the server waits for a session that it was told to end.
-const endMost = time.Second
+// endPatience is how long the server waits for a session that it was told to end.
+const endPatience = time.Second
 
 // mostTickets is how many numbers are tried. No more waiters than that can come within the 10 ms
 // for which one number stands.

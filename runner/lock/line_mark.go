@@ -128,18 +128,18 @@ func (b *bid) endArrival(ctx context.Context) error {
 	return err
 }
 
-// arrivalMost is how long a holder waits for arriving waiters.
-const arrivalMost = "200ms"
+// arrivalPatience is how long a holder waits for arriving waiters.
+const arrivalPatience = "200ms"
 
 // awaitArrivalsQuery is a query that waits until nobody is arriving for any of the locks. It fails
-// at the first lock for which that takes longer than arrivalMost: another program may hold the
+// at the first lock for which that takes longer than arrivalPatience: another program may hold the
 // arrival lock for ever. With a ledger it isn't needed: the ledger says how a holder ended. With a
 // quorum nobody arrives.
 func (h *Held) awaitArrivalsQuery() (query []string) {
 	if h.cfg.Session.Quorum || h.listened || h.owed != nil {
 		return nil
 	}
-	columns := []string{fmt.Sprintf("pg_catalog.set_config('lock_timeout', '%s', true)", arrivalMost)}
+	columns := []string{fmt.Sprintf("pg_catalog.set_config('lock_timeout', '%s', true)", arrivalPatience)}
 	for _, line := range h.cfg.Claim.lines() {
 		alone := advisory.Exclusive(advisory.ArrivalOf(line).ID) // free if nobody is arriving
 		columns = append(columns, alone.AwaitXactSQL())

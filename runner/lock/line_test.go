@@ -209,9 +209,9 @@ func TestReturns(t *testing.T) {
 	inOrder(t, h, first, second)
 }
 
-// TestGhost: a waiter loses its session, which the server still has. When it comes back it ends
+// TestFormerSessionIsEnded: a waiter loses its session, which the server still has. When it comes back it ends
 // that session, and has its old place again.
-func TestGhost(t *testing.T) {
+func TestFormerSessionIsEnded(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 10*longest) // otherwise the server would end the old session by itself
