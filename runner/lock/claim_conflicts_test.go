@@ -3,6 +3,7 @@ package lock_test
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -168,10 +169,12 @@ func TestHolderBeforeQueue(t *testing.T) {
 		queue[i] = plain(t, server.DSN("postgres"))
 	}
 	holder := plain(t, server.DSN("postgres"), "SELECT pg_advisory_lock(7)")
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	for _, conn := range queue {
-		go conn.Exec(ctx, "SELECT pg_advisory_lock(7)").Close()
+		waiting.Go(func() { _ = conn.Exec(ctx, "SELECT pg_advisory_lock(7)").Close() })
 	}
 	eventually(t, "all wait", func() bool {
 		return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == fmt.Sprint(len(queue))
