@@ -218,7 +218,7 @@ func (w *worker) settleOrSkip(ctx context.Context, j *job, tried error, ahead bo
 		return fetched{err: cmp.Or(err, failed)}
 	}
 	if ahead && j.attempt.Delayed() {
-		return fetched{retry: &j.item, err: j.attempt.GiveBack()}
+		return fetched{retry: &j.item, err: j.attempt.PutOff()}
 	}
 	if j.held, err = j.attempt.Settle(ctx); err == nil {
 		return fetched{next: j}

@@ -10,8 +10,9 @@ BEGIN
 	IF p_number IS NULL OR (p_sub IN (1, 2)) IS NOT TRUE OR p_until IS NULL THEN
 		RAISE EXCEPTION 'pglead: this is no pause' USING ERRCODE = '22023';
 	END IF;
-	-- Starts whose rows this can't wait for share this.
-	PERFORM pg_advisory_xact_lock(hashtextextended(concat('pglead pause ', left(p_key, 500)), 0));
+	-- Starts that are under way share these.
+	PERFORM pg_advisory_xact_lock(pglead.marker_1(p_number, p_sub, 0)),
+		pg_advisory_xact_lock(hashtextextended(concat('pglead pause ', left(p_key, 500)), 0));
 	INSERT INTO pglead.lock AS l (number, sub, key, paused_until, paused_by, note) VALUES (p_number, p_sub, left(p_key, 500), p_until, who, why)
 	ON CONFLICT (number, sub, reader) DO UPDATE SET key = coalesce(l.key, excluded.key), paused_until = p_until, paused_by = who, note = why;
 	UPDATE pglead.lock AS l SET paused_until = p_until, paused_by = who, note = why

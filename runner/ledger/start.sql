@@ -125,11 +125,10 @@ BEGIN
 		p := NULL;
 		FOR i IN 1 .. n LOOP
 			IF pass = 2 THEN
-				-- A pause waits for the commit of a start whose row it has to change. A reader changes none
-				-- that is there, and a pause does not see one that a slot's first start makes.
-				IF p_shared OR NOT EXISTS (SELECT FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i] AND l.reader = 0) THEN
-					PERFORM pg_advisory_xact_lock_shared(hashtextextended(concat('pglead pause ', left(p_keys[i], 500)), 0));
-				END IF;
+				-- A pause, of this number or of this key, waits for the commit of the start: it may not see
+				-- the row that the start makes.
+				PERFORM pg_advisory_xact_lock_shared(pglead.marker_1(p_numbers[i], p_subs[i], 0)),
+					pg_advisory_xact_lock_shared(hashtextextended(concat('pglead pause ', left(p_keys[i], 500)), 0));
 				-- A reader has the lock's own row for itself only to change it. Otherwise readers that
 				-- start at the same time would wait for each other's commits.
 				PERFORM FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i] AND (NOT p_shared OR l.reader = 0

@@ -128,6 +128,13 @@ func (a *Attempt) GiveBack() error {
 	return err
 }
 
+// PutOff gives back a lock that was granted too early. If the list listens to what happens to it, it
+// goes on, so that the next attempt knows what this one knew.
+func (a *Attempt) PutOff() error {
+	a.kept = a.bid.listens
+	return a.GiveBack()
+}
+
 func (a *Attempt) giveBack(ctx context.Context) error {
 	if a.held == nil {
 		return a.bid.giveBack(ctx)
@@ -139,9 +146,9 @@ func (a *Attempt) giveBack(ctx context.Context) error {
 	return a.held.Release(ctx)
 }
 
-// Close ends the attempt. The lock is free by now, or was lost. Unless KeepListening was called,
-// the session stops listening for the item. A second Close, or one after GiveBack, does nothing if
-// no other attempt at the item has begun.
+// Close ends the attempt. The lock is free by now, or was lost. The session stops listening for the
+// item, unless KeepListening or PutOff was called. A second Close, or one after GiveBack, does nothing
+// if no other attempt at the item has begun.
 func (a *Attempt) Close() {
 	if a.checkTimer != nil {
 		a.checkTimer.Stop()

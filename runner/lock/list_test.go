@@ -154,3 +154,34 @@ func TestInterruptedItem(t *testing.T) {
 		t.Errorf("the list's session has ended: %v", err)
 	}
 }
+
+// TestPutOff: an item's holder is seen, and its session is ended. An attempt that is put off leaves
+// that knowledge to the next one, which does not start at once either.
+func TestPutOff(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(2))
+	holder := acquire(t, cfg)
+	l := openList(t, cfg)
+	refused := l.Attempt(cfg, false)
+	if _, err := l.Exchange(nil, refused); err != nil || refused.Granted() {
+		t.Fatalf("granted %t, %v", refused.Granted(), err)
+	}
+	if err := refused.KeepListening(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	refused.Close()
+	tear(t, server, holder)
+	for range 2 {
+		early := takeItem(t, l, cfg, 2, false)
+		if !early.Delayed() {
+			t.Error("it would start at once")
+		}
+		if err := early.PutOff(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if held := query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 2 AND objsubid = 1")[0]; held != "0" {
+		t.Error("its lock is still held")
+	}
+}

@@ -92,8 +92,10 @@ func (b *bid) collect(l advisory.Lock) {
 func (b *bid) unlisten(ctx context.Context) error {
 	var queries []string
 	for id := range b.evidence {
-		b.s.OnNotify(evidence.Channel(id), nil)
-		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
+		if b.listens {
+			b.s.OnNotify(evidence.Channel(id), nil)
+			queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
+		}
 	}
 	// An UNLISTEN has no comment. While it was the session's last statement, others could see neither
 	// that the session is alive nor how long its commands outlive a lock.

@@ -62,10 +62,12 @@ func (s *Session) commit(ctx context.Context, columns string) ([]string, error) 
 // heartbeats commits from now on.
 func (s *Session) dependOn(second *Session) {
 	s.mu.Lock()
-	joined := s.depends
-	s.second, s.depends = second, true
+	depended := s.depends
+	if !depended {
+		s.second, s.depends = second, true
+	}
 	s.mu.Unlock()
-	if joined {
+	if depended {
 		return
 	}
 	second.SetHeartbeat(Heartbeat{Request: commitRequest(nothingElse)})
