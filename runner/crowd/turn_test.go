@@ -94,8 +94,8 @@ func TestTurnByAnnouncement(t *testing.T) {
 	}
 }
 
-// TestSeen: what a waiter plans when it has looked.
-func TestSeen(t *testing.T) {
+// TestLooked: what a waiter plans when it has looked.
+func TestLooked(t *testing.T) {
 	for _, tt := range []struct {
 		what                  string
 		rank, looks           int

@@ -46,6 +46,24 @@ func TestPausedAmong(t *testing.T) {
 	}
 }
 
+// TestPauseByAnotherName: a pause waits for the commit of a reader's start, which changes no row that
+// the pause changes, also if it knows the lock by another key.
+func TestPauseByAnotherName(t *testing.T) {
+	server := remembering(t, nil)
+	a, b := connect(t, server, "cron"), connect(t, server, "cron")
+	run(t, a, "SELECT pg_advisory_lock_shared(7)")
+	reader := of(token(t, a))
+	reader.shared, reader.sure = true, true
+	expect(t, "the first reader", run(t, a, reader.rest()), "started")
+	reader.token = token(t, a)
+	run(t, a, "BEGIN")
+	expect(t, "the second", run(t, a, reader.rest()), "started")
+	answers := beside(t, b, "SELECT pglead.pause_1(7, 1::smallint, 'another name', 'infinity', 'ann', '')")
+	awaitLock(t, server, b)
+	run(t, a, "COMMIT")
+	expect(t, "a pause", <-answers, "running here<nil>")
+}
+
 // TestPauseOfFirstStart: a pause waits for the commit of a slot's very first start, which makes a
 // row. So it keeps that slot, too, from starting again.
 func TestPauseOfFirstStart(t *testing.T) {

@@ -91,8 +91,8 @@ func (b *bid) collect(l advisory.Lock) {
 // unlisten stops listening, and forgets what was heard.
 func (b *bid) unlisten(ctx context.Context) error {
 	var queries []string
-	for id := range b.evidence {
-		if b.listens {
+	if b.listens {
+		for id := range b.evidence {
 			b.s.OnNotify(evidence.Channel(id), nil)
 			queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
 		}

@@ -75,7 +75,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 }
 
 // waitOut holds the locks without a command for the delay, in which a former holder's command may
-// be alive, or until there is evidence that it is dead. They have been held for some of that time
+// be alive, or until there is evidence that it is dead. They have been held for the time waited
 // already. With a quorum the delay counts from a commit that this server's standbys confirm.
 func (b *bid) waitOut(ctx context.Context, delay, waited time.Duration) error {
 	if delay == 0 {
