@@ -110,7 +110,7 @@ const endPositionSQL = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit
 // The SQL expressions more are appended to the text.
 func (h *Held) endPayloadSQL(word evidence.Word, more ...string) string {
 	a := h.cfg.announcement(word)
-	a.CoversEarlier = h.verdict.CoversEarlier && !h.settledAt.IsZero() // an end without a command says nothing of earlier ones
+	a.CoversEarlier = h.coversEarlier
 	return a.PayloadSQL(strconv.FormatInt(h.Token, 10), more...)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
@@ -16,7 +17,9 @@ import (
 type bid struct {
 	s       *session.Session
 	cfg     Config
-	got     *Held    // what it has got so far
+	grants  []grant  // so far, in the order of the claim
+	draw    draw     // of the token
+	delayed bool     // a delay has begun since the first grant
 	place   place    // in line, if it is a waiter's
 	attempt *Attempt // of a list, or nil
 
@@ -33,9 +36,20 @@ type bid struct {
 	guard *guard // for the command
 }
 
-// newBid returns a bid on a session, which it does not close. returning says that others may have
-// had the locks since the caller's last session or pass, while the caller did not listen.
-func newBid(s *session.Session, cfg Config, returning bool, start StartGuard) *bid {
+// grant is a lock that was granted.
+type grant struct {
+	advisory.Lock
+	// verdict is that of the moment of the grant, with any longer delay that was called for later. It
+	// gives way to one without a delay.
+	verdict evidence.Verdict
+	// since is the time after which nobody else can have held the lock. With a quorum it is zero until
+	// the standbys have confirmed that.
+	since time.Time
+}
+
+// newBid returns a bid on a session, which it does not close. contested says that others may have
+// had the locks while the caller did not listen.
+func newBid(s *session.Session, cfg Config, contested bool, start StartGuard) *bid {
 	b := &bid{
 		s: s, cfg: cfg, guard: newGuard(s, start), news: make(chan struct{}, 1),
 		evidence: map[lockkey.ID]*evidence.Evidence{},
@@ -43,22 +57,29 @@ func newBid(s *session.Session, cfg Config, returning bool, start StartGuard) *b
 	for _, id := range cfg.Claim.IDs {
 		b.evidence[id] = evidence.New(cfg.LockDelay, cfg.Session.Lease, cfg.Claim.Shared)
 	}
-	b.got = b.nothingHeld()
-	if returning {
+	if contested {
 		b.contest(cfg.Claim.locks())
 	}
 	return b
 }
 
+// granted are the locks that the bid has got so far.
+func (b *bid) granted() (locks []advisory.Lock) {
+	for _, g := range b.grants {
+		locks = append(locks, g.Lock)
+	}
+	return locks
+}
+
 // complete says whether the bid holds all that the claim asks for.
-func (b *bid) complete() bool { return b.cfg.Claim.fulfilledBy(b.got.Locks) }
+func (b *bid) complete() bool { return b.cfg.Claim.fulfilledBy(b.granted()) }
 
 // missing are the locks that the claim still asks for.
 func (b *bid) missing() []advisory.Lock {
 	if b.cfg.Claim.takesAny() {
 		return b.cfg.Claim.locks()
 	}
-	return b.cfg.Claim.locks()[len(b.got.Locks):]
+	return b.cfg.Claim.locks()[len(b.grants):]
 }
 
 // try takes the missing locks, one after the other, up to the first that somebody else
@@ -70,7 +91,7 @@ func (b *bid) try(ctx context.Context) (granted bool, err error) {
 	if b.cfg.Session.Transaction {
 		granted, err = b.tryInTransaction(ctx)
 	} else if won, failed := b.askTry(ctx); failed == nil {
-		granted = b.noteResult(won)
+		granted = b.noteTry(won)
 	} else {
 		err = failed
 	}
@@ -150,14 +171,19 @@ func (cfg *Config) firstTrySQL() string {
 	return cfg.tryMissingSQL(cfg.Claim.locks(), false)
 }
 
-// noteResult notes which locks a try has won. Every grant comes through here, from try, tryOften,
+// noteTry notes which locks a try has won. Every grant comes through here, from try, tryOften,
 // tryInTransaction and exchange.ask. The try itself is sent with the login (firstTrySQL), or by
 // askTry, burstQuery, Session.Begin or exchange.freeAndTryQuery. Then complete says whether it is
 // the whole claim, areListed whether pg_locks agrees, and settle when a command may start. The
 // verdict on each lock says how long the last holder's command may be alive.
-func (b *bid) noteResult(won []advisory.Lock) (some bool) {
-	b.got.Locks = append(b.got.Locks, won...)
-	b.got.verdict = b.got.verdict.And(b.verdictOnAll(won))
+func (b *bid) noteTry(won []advisory.Lock) (some bool) {
+	for _, l := range won {
+		g := grant{Lock: l, verdict: b.verdictOn(l.ID)}
+		if !b.cfg.Session.Quorum {
+			g.since = time.Now()
+		}
+		b.grants = append(b.grants, g)
+	}
 	if !b.complete() {
 		b.noteRefusal()
 	}
@@ -167,7 +193,7 @@ func (b *bid) noteResult(won []advisory.Lock) (some bool) {
 // giveBack frees locks under which no command was started. A lock whose common mark the bid lacks
 // then counts as contested, because others may start under it without this bid hearing of it.
 func (b *bid) giveBack(ctx context.Context) error {
-	b.contest(slices.DeleteFunc(slices.Clone(b.got.Locks), func(l advisory.Lock) bool { return slices.Contains(b.commonMarks, l.ID) }))
+	b.contest(slices.DeleteFunc(b.granted(), func(l advisory.Lock) bool { return slices.Contains(b.commonMarks, l.ID) }))
 	return b.unlock(ctx)
 }
 
@@ -182,10 +208,13 @@ func (b *bid) giveBackAndLeave(ctx context.Context) error {
 
 // unlock frees what was granted, and then sends the queries also.
 func (b *bid) unlock(ctx context.Context, also ...string) error {
-	queries, locks := append(b.giveBackQueries(), also...), b.got.Locks
-	b.got = b.nothingHeld()
+	queries, locks := append(b.giveBackQueries(), also...), b.granted()
+	b.noteFreed()
 	return b.cfg.freeRejected(ctx, b.s, b.send(ctx, queries...), locks)
 }
+
+// noteFreed notes that the bid has none of its locks any more.
+func (b *bid) noteFreed() { b.grants, b.draw, b.delayed = nil, draw{}, false }
 
 // freeRejected frees what a list's session may still hold of these locks, if the server has
 // rejected a query with err: an unlock that was canceled has freed nothing, and a try for a lock or
@@ -231,15 +260,16 @@ func insistOn(ask func() error) error {
 // giveBackQueries are the queries that give the locks back. If a token was drawn they announce a
 // clean end, but only if no earlier command can be alive: a waiter that hears it starts at once.
 func (b *bid) giveBackQueries() []string {
+	held := b.held()
 	switch {
-	case len(b.got.Locks) == 0:
+	case len(held.Locks) == 0:
 		return nil
 	case b.cfg.Session.Transaction:
 		return []string{"ROLLBACK"}
 	}
 	var announce []string
-	if b.got.mayAnnounceEnd() {
-		announce = b.got.announceEndQueries()
+	if held.mayAnnounceEnd {
+		announce = held.announceEndQueries()
 	}
-	return append(announce, b.got.unlockQuery())
+	return append(announce, held.unlockQuery())
 }

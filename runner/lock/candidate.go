@@ -120,7 +120,7 @@ func (c *Candidate) attempt(ctx context.Context, start StartGuard) (*Held, error
 			_ = w.giveBack(ctx)
 		}
 		s.Close()
-		Report(ctx, beforeStart, w.got)
+		Report(ctx, beforeStart, w.held())
 		return nil, err
 	}
 	return held, nil

@@ -2,6 +2,7 @@ package lock_test
 
 import (
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -153,6 +154,34 @@ func TestOverlappingClaims(t *testing.T) {
 	}
 	if n := advisoryLocks(t, server); n != "0" {
 		t.Errorf("%s locks stay", n)
+	}
+}
+
+// TestDelayOverBeforeLastGrant: a run that has had the first of its locks for longer than the
+// lock-delay, when it gets the last one with evidence, starts at once.
+func TestDelayOverBeforeLastGrant(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	h := acquire(t, config(t, server.DSN("postgres"), exclusive(8)))
+	cfg := config(t, server.DSN("postgres"), exclusive(7, 8))
+	cfg.LockDelay = time.Second
+	log := &contender{}
+	cfg.Log = slog.New(log)
+	b := lock.NewBid(open(t, cfg), cfg, true)
+	if err := b.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !try(t, b) {
+		t.Fatal("the first lock is free, and the try is refused")
+	}
+	time.Sleep(cfg.LockDelay)
+	release(t, h)
+	eventually(t, "the last lock is free", func() bool { return try(t, b) })
+	if _, err := b.Settle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if said := log.said(); len(said) > 0 {
+		t.Errorf("it says %q", said)
 	}
 }
 

@@ -12,49 +12,46 @@ import (
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Held are the locks that a bid has got, and the session that they depend on. Once the bid has
-// settled, a command may be started under them.
+// Held are locks under which a command may be started, and the session that they depend on.
 type Held struct {
 	cfg     *Config // the bid's
 	Session *session.Session
 	Locks   []advisory.Lock
-	// verdict says how long the locks are held before the command may start, and whether a clean
-	// end means that the commands of all earlier holders are dead, too.
-	verdict evidence.Verdict
+	draw    // of the token
 
-	// The draw of the token tells these; dropDraw forgets them.
-
-	// Token grows with every start in this cluster: the timeline in the upper 16 bits, the
-	// transaction number that this start used up in the lower 48. It is 0 before the draw.
-	Token int64
-	// SystemID names the cluster that the token belongs to.
-	SystemID string
-	owed     []advisory.Lock // the ledger still needs the end under these; nil if it doesn't have the run
-	listened bool            // somebody in line listened at the draw
-	toCall   crowd.ToCall    // whom in line it may have to call when it is done (waiter.toCall)
+	settledAt     time.Time    // when bid.settle was done, and the command could start
+	coversEarlier bool         // a clean end means that the commands of all earlier holders are dead, too
+	showsEnd      bool         // the session's name will show the end
+	toCall        crowd.ToCall // whom in line it may have to call when it is done
 
 	asked     atomic.Bool             // to step down
 	stepDowns chan StepDown           // the first request
+	prefers   string                  // the host that is to have the lock next
 	renewed   <-chan boottime.Instant // the item's share of the session's deadlines, in a list
-
-	// Once it has settled:
 
 	end        ledger.End // of the command
 	unrecorded bool       // the ledger lacks the run under a lock, and no warning has said so yet
-	showsEnd   bool       // the session's name will show the end
-	prefers    string     // the host that is to have the lock next
 	calling    bool       // the session calls those in line
-	settledAt  time.Time  // when bid.settle was done, and the command could start; zero before that
 	stays      time.Time  // the session stays until then, after the release
+
+	// mayAnnounceEnd is for locks under which no command was started: they may be given back with an
+	// announcement.
+	mayAnnounceEnd bool
 }
 
-// nothingHeld is what a bid has before it has got anything.
-func (b *bid) nothingHeld() *Held {
-	return &Held{cfg: &b.cfg, Session: b.s, verdict: evidence.Verdict{CoversEarlier: true}, stepDowns: make(chan StepDown, 1)}
+// held are the locks that the bid has got so far. They are to be given back, or reported after a
+// loss. Only settle makes those under which a command may start.
+//
+// The end may be announced if the start was, and no earlier command can be alive, since a waiter
+// that hears of the end starts at once. After a delay that was waited out nothing is announced
+// either.
+func (b *bid) held() *Held {
+	h := &Held{cfg: &b.cfg, Session: b.s, Locks: b.granted(), draw: b.draw}
+	h.mayAnnounceEnd = h.Token != 0 && !b.delayed && !slices.ContainsFunc(b.grants, func(g grant) bool { return g.verdict.Delay > 0 })
+	return h
 }
 
 // Slot is, with a gate, the index of the lock in the claim, from 1; otherwise it is 0.
@@ -64,12 +61,6 @@ func (h *Held) Slot() int {
 	}
 	return 1 + slices.Index(h.cfg.Claim.IDs, h.Locks[0].ID)
 }
-
-// mayAnnounceEnd says whether locks under which no command was started may be given back with an
-// announcement. The start must have been announced, and no earlier command may be alive, since a
-// waiter that hears of the end starts at once. After a delay that was waited out nothing is
-// announced either.
-func (h *Held) mayAnnounceEnd() bool { return h.Token != 0 && h.verdict.Delay == 0 }
 
 // After a brief run, or if the holder had to call those in line, the session stays for
 // stayForRole after the release. In this time the waiters look up the session's role: without its

@@ -20,9 +20,6 @@ const askPauseEvery = 3 * time.Second
 // otherwise it is like a new waiter, with a first try.
 func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) error {
 	w.cfg.Log.Log(ctx, LevelNotice, why.Error()+"; waiting", "event", "paused")
-	if w.contested() {
-		w.contest(w.cfg.Claim.locks())
-	}
 	w.s.StartHeartbeat()
 	if err := w.unlisten(ctx); err != nil {
 		return err

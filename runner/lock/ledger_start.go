@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
@@ -17,24 +16,14 @@ import (
 type ledgerStart struct {
 	bid   *bid
 	proof ledger.Proof
-	delay time.Duration // the lock-delay, as far as the announcements call for one
-	// since is the time after which nobody else can have held the locks. With a quorum it is zero
-	// until the standbys have confirmed that.
-	since time.Time
 	open  []ledger.OpenRun // of the ledger's latest answer that named some
 }
 
 // startInLedger draws the token and starts the run in the ledger, once no command of an earlier run
 // is alive.
 func (b *bid) startInLedger(ctx context.Context) error {
-	start := ledgerStart{
-		bid: b, delay: b.got.verdict.Delay,
-		proof: ledger.Proof{Sure: b.got.verdict.Delay == 0, Closes: make([]int64, len(b.got.Locks))},
-	}
-	if !b.cfg.Session.Quorum {
-		start.since = time.Now()
-	}
-	if _, blind := b.openStarts(b.got.Locks); blind && !start.proof.Sure {
+	start := ledgerStart{bid: b, proof: ledger.Proof{Sure: b.rest() == 0, Closes: make([]int64, len(b.grants))}}
+	if _, blind := b.openStarts(b.granted()); blind && !start.proof.Sure {
 		if err := start.waitWithoutLedger(ctx); err != nil {
 			return err
 		}
@@ -57,66 +46,62 @@ func (b *bid) startInLedger(ctx context.Context) error {
 	}
 }
 
-// waited is how long nobody else can have held the locks.
+// waited is how long nobody else can have held any of the locks.
 func (l *ledgerStart) waited() time.Duration {
-	if l.since.IsZero() {
-		return 0
+	waited := l.bid.grants[0].heldFor()
+	for _, g := range l.bid.grants {
+		waited = min(waited, g.heldFor())
 	}
-	return time.Since(l.since)
+	return waited
 }
 
 // ask draws the token, and asks the ledger with it whether the run may start. It does not wait.
 func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	l.noteEvidence()
-	held := l.bid.got
-	if held.owed != nil && len(l.proof.Heard) > 0 {
+	if draw := &l.bid.draw; draw.owed != nil && len(l.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
-		l.proof.Closes[0] = max(l.proof.Closes[0], held.Token)
+		l.proof.Closes[0] = max(l.proof.Closes[0], draw.Token)
 		l.bid.dropDraw(ctx)
 		l.noteEvidence()
 	}
 	if err := l.bid.drawAndAnnounce(ctx); err != nil {
 		return ledger.Answer{}, err
 	}
-	if held.owed != nil {
+	if l.bid.draw.owed != nil {
 		return ledger.Answer{Kind: ledger.Begun}, nil
 	}
 	text, err := l.askLedger(ctx)
 	if err != nil {
 		return ledger.Answer{}, err
 	}
-	return ledger.ParseAnswer(text, len(held.Locks), l.bid.cfg.Ledger.Tick)
+	return ledger.ParseAnswer(text, len(l.bid.grants), l.bid.cfg.Ledger.Tick)
 }
 
 // dropDraw forgets what the draw has told: the start needs a later token. What the ledger has begun
 // with this one is stopped, even if ctx has just ended: otherwise the next start would make it a
 // lost run.
 func (b *bid) dropDraw(ctx context.Context) {
-	if b.got.owed != nil {
+	if b.draw.owed != nil {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
-		_ = insist(ctx, b.s, b.got.recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
+		_ = insist(ctx, b.s, b.held().recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
 		if b.s.Err() != nil {
 			return // Report stops it, at beforeStart
 		}
 	}
-	b.got.Token, b.got.SystemID = 0, ""
-	b.got.owed, b.got.listened, b.got.toCall = nil, false, crowd.NoneToCall
+	b.draw = draw{}
 }
 
 // noteEvidence puts into the proof what has been announced so far, and whether the locks have
 // been held for long enough.
 func (l *ledgerStart) noteEvidence() {
-	locks := l.bid.got.Locks
-	now := l.bid.verdictOnAll(locks).Delay
-	l.delay = max(l.delay, now)
-	l.proof.Sure = l.proof.Sure || now == 0 || l.waited() >= l.delay
+	l.proof.Sure = l.proof.Sure || l.bid.rest() == 0
 	l.proof.Heard = nil
 	if l.proof.Sure {
 		return
 	}
-	heard, _ := l.bid.openStarts(locks)
+	heard, _ := l.bid.openStarts(l.bid.granted())
 	for _, token := range heard {
 		if !slices.Contains(l.proof.Closes, token) {
 			l.proof.Heard = append(l.proof.Heard, token)
@@ -128,10 +113,11 @@ func (l *ledgerStart) noteEvidence() {
 // end that no earlier command is alive either. The ledger alone is no evidence for that: roles
 // without access to it leave no rows in it.
 func (l *ledgerStart) noteBegun() {
-	l.bid.got.owed = l.bid.got.Locks
-	if l.waited() < l.delay {
-		v := l.bid.verdictOnAll(l.bid.got.Locks)
-		l.bid.got.verdict.CoversEarlier = v.Delay == 0 && v.CoversEarlier
+	l.bid.draw.owed = l.bid.granted()
+	for i := range l.bid.grants {
+		if g := &l.bid.grants[i]; l.bid.restOf(g) > 0 {
+			g.verdict.CoversEarlier = false
+		}
 	}
 }
 
@@ -158,11 +144,8 @@ func (l *ledgerStart) actOn(ctx context.Context, answer ledger.Answer) error {
 
 // waitWithoutLedger waits as a bid does that has no ledger.
 func (l *ledgerStart) waitWithoutLedger(ctx context.Context) error {
-	err := l.bid.waitOut(ctx, l.delay, l.waited())
+	err := l.bid.waitOut(ctx)
 	l.proof.Sure = true
-	if l.bid.cfg.Session.Quorum {
-		l.since = time.Time{} // it is older than the commit that waitOut witnessed
-	}
 	return err
 }
 
@@ -170,11 +153,8 @@ func (l *ledgerStart) waitWithoutLedger(ctx context.Context) error {
 // long as their settings require, or until their ends are announced.
 func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun) error {
 	b := l.bid
-	if l.since.IsZero() {
-		if err := b.s.AwaitStandbys(ctx); err != nil {
-			return err
-		}
-		l.since = time.Now()
+	if err := b.confirmGrants(ctx); err != nil {
+		return err
 	}
 	l.open = open
 	rest, host := l.closeDead(open)
@@ -183,7 +163,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		return nil
 	}
 	return l.holdForOpenRun(ctx, rest, host, func() (bool, error) {
-		open, err := b.askNumber(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.got.Locks), b.cfg.Claim.Shared))
+		open, err := b.askNumber(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.granted()), b.cfg.Claim.Shared))
 		if b.lostLedger(ctx, err) {
 			return true, nil // the next question finds that out, too
 		}
@@ -199,8 +179,7 @@ func (l *ledgerStart) holdForOpenRun(ctx context.Context, rest time.Duration, ho
 	if err := l.bid.beginDelay(ctx, rest); err != nil {
 		return err
 	}
-	_, err := l.bid.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host), ask)
-	return err
+	return l.bid.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host), ask)
 }
 
 // closeDead puts into the proof which of the open runs are dead. It returns for how long another
@@ -210,7 +189,7 @@ func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host
 	b := l.bid
 	alive := map[int]int64{} // the earliest token of each lock
 	left := func(run ledger.OpenRun) time.Duration {
-		e := b.evidence[b.got.Locks[run.Lock].ID]
+		e := b.evidence[b.grants[run.Lock].ID]
 		if b.cfg.LockDelay == 0 || e.KnowsDead(run.Token) {
 			return 0
 		}
@@ -246,7 +225,7 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	if beside {
 		proof.Backend = b.s.BackendPID()
 	}
-	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.got.Locks), b.cfg.Claim.Shared, b.got.Token, b.got.SystemID, proof) +
+	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.granted()), b.cfg.Claim.Shared, b.draw.Token, b.draw.SystemID, proof) +
 		", " + b.s.AsIsSQL()
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()

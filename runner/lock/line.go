@@ -128,7 +128,7 @@ func (w *waiter) knowsLess(found *evidence.Look) bool {
 	if w.place.has[markLock] {
 		listening--
 	}
-	return listening > 0 && w.evidence[w.place.line].Verdict().Delay > 0
+	return listening > 0 && w.verdictOn(w.place.line).Delay > 0
 }
 
 // duties: the first keeps newcomers out, the others make room, all call the dormant waiters if few

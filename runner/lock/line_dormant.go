@@ -69,16 +69,18 @@ func (w *waiter) callIfFew(ctx context.Context, found *evidence.Look) error {
 	return err
 }
 
-// toCall says whom in line a waiter that has become the holder may have to call. With a ledger
+// whomToCall says whom in line a waiter that has become the holder may have to call. With a ledger
 // nobody needs a call, since the ledger says how a holder ended. In a transaction there is no line.
-func (w *waiter) toCall() crowd.ToCall {
+func (w *waiter) whomToCall() crowd.ToCall {
 	switch {
 	case !w.cfg.announces() || w.usesLedger() || w.cfg.Claim.Shared || !w.cfg.Claim.hasOneLine():
 		return crowd.NoneToCall
-	case w.got.toCall == crowd.NoneToCall && w.candidate.foundFull:
+	case w.draw.dormant:
+		return crowd.SomeDormant
+	case w.candidate.foundFull:
 		return crowd.SomeAbsent
 	}
-	return w.got.toCall
+	return crowd.NoneToCall
 }
 
 // Call calls the waiters that may be next. It returns when one of them listens, when all dormant

@@ -75,7 +75,7 @@ const namedAfter = 20 * time.Millisecond
 func (w *waiter) enoughSilence(s evidence.Seat, found *evidence.Look) time.Duration {
 	delay := max(s.Outlives, w.cfg.LockDelay)
 	for _, id := range w.heldBy(s.PID, found) {
-		delay = max(delay, w.evidence[id].Verdict().Delay)
+		delay = max(delay, w.evidence[id].Verdict(0).Delay)
 	}
 	lease := w.cfg.Session.Lease
 	forKill := min(leasetime.ForKill(lease), time.Second)

@@ -68,7 +68,7 @@ func (h *Held) endFits() bool {
 // tryFits says whether the bid's first try can be part of an exchange: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
 func (b *bid) tryFits() bool {
-	return b.cfg.canExchange() && !b.usesLedger() && !b.listens && len(b.got.Locks) == 0 &&
+	return b.cfg.canExchange() && !b.usesLedger() && !b.listens && len(b.grants) == 0 &&
 		b.verdictOn(b.cfg.Claim.IDs[0]).Delay == 0
 }
 
@@ -172,7 +172,7 @@ func (x *exchange) free(ctx context.Context, err error) error {
 		return err
 	}
 	for _, b := range x.next {
-		b.got = b.nothingHeld()
+		b.noteFreed()
 		b.contest(b.cfg.Claim.locks())
 	}
 	return nil
@@ -262,8 +262,8 @@ func (b *bid) noteExchange(value string, drawn session.Rows) error {
 	if err != nil {
 		return err
 	}
-	if b.noteResult(won); !b.complete() {
+	if b.noteTry(won); !b.complete() {
 		return nil
 	}
-	return b.noteDrawn(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.got.Locks[0], row) }))
+	return b.noteDrawn(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.grants[0].Lock, row) }))
 }

@@ -37,7 +37,7 @@ func FuzzRows(f *testing.F) {
 			if gated {
 				claim.Gate = &lockkey.ID{Number: 3}
 			}
-			b := NewBid(nil, Config{Claim: claim, Wait: time.Minute, LockDelay: testDelay, Session: session.Config{Lease: testLease}}, true)
+			b := NewBid(nil, Config{Claim: claim, Wait: time.Minute, LockDelay: testDelay, PrivateServer: true, Session: session.Config{Lease: testLease}}, true)
 			if row, err := rows.Only(1); err == nil {
 				number, noNumber := strconv.Atoi(row[0])
 				want, _ := advisory.SplitArrival(number)
@@ -46,9 +46,9 @@ func FuzzRows(f *testing.F) {
 					want = min(want, 1)
 				}
 				won, err := b.readTry(row[0])
-				b.noteResult(won)
-				if bad != (err != nil) || !bad && len(b.got.Locks) != want || bad && len(b.got.Locks) > 0 {
-					t.Errorf("%q of two locks are %v, %v", row[0], b.got.Locks, err)
+				b.noteTry(won)
+				if bad != (err != nil) || !bad && len(b.grants) != want || bad && len(b.grants) > 0 {
+					t.Errorf("%q of two locks are %v, %v", row[0], b.grants, err)
 				}
 			}
 			_ = b.noteDrawn(rows)
@@ -61,7 +61,7 @@ func FuzzRows(f *testing.F) {
 				e := evidence.New(testDelay, testLease, false)
 				e.LookSent()
 				e.Saw(l, lockkey.ID{Number: 1})
-				if d := e.Verdict().Delay; d < 0 || d > testLease {
+				if d := e.Verdict(testLease).Delay; d < 0 || d > testLease {
 					t.Errorf("a takeover waits %v", d)
 				}
 			}

@@ -76,7 +76,7 @@ func Report(ctx context.Context, lost When, runs ...*Held) {
 			most = min(most, LateMost)
 		}
 	case beforeStart: // it announces no more than giveBackQueries
-		announces = announces && runs[0].mayAnnounceEnd()
+		announces = announces && runs[0].mayAnnounceEnd
 		ctx, most = context.WithoutCancel(ctx), min(most, LateMost)
 	case inRelease:
 		announces = false

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/pglead/pglead/runner/session"
@@ -50,7 +51,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	start := b.startInLedger
 	if !b.usesLedger() {
 		start = b.drawAndAnnounce
-		if err := b.waitOut(ctx, b.got.verdict.Delay, 0); err != nil {
+		if err := b.waitOut(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -70,54 +71,97 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	if err := b.s.EndError(); err != nil {
 		return nil, err
 	}
-	b.got.settledAt, b.got.showsEnd = time.Now(), b.place.joined() && b.cfg.showsToken()
-	return b.got, nil
+	h := b.held()
+	h.settledAt, h.stepDowns = time.Now(), make(chan StepDown, 1)
+	h.coversEarlier = !slices.ContainsFunc(b.grants, func(g grant) bool { return !g.verdict.CoversEarlier })
+	h.showsEnd = b.place.joined() && b.cfg.showsToken()
+	return h, nil
 }
 
-// waitOut holds the locks without a command for the delay, in which a former holder's command may
-// be alive, or until there is evidence that it is dead. They have been held for the time waited
-// already. With a quorum the delay counts from a commit that this server's standbys confirm.
-func (b *bid) waitOut(ctx context.Context, delay, waited time.Duration) error {
-	if delay == 0 {
+// rest is for how much longer the locks have to be held before a command may start, by the verdicts
+// on them. A lock that was granted without a delay needs none later.
+func (b *bid) rest() (rest time.Duration) {
+	for i := range b.grants {
+		rest = max(rest, b.restOf(&b.grants[i]))
+	}
+	return rest
+}
+
+// restOf is rest for one lock. It notes in the grant what has changed since: evidence that no earlier
+// command is alive, or a longer delay, because a role was looked up. On a first try the current
+// verdict has what is left of the delay.
+func (b *bid) restOf(g *grant) time.Duration {
+	now := b.verdictOn(g.ID)
+	switch {
+	case g.verdict.Delay == 0:
+		return 0
+	case now.Delay == 0:
+		g.verdict = now
+		return 0
+	}
+	g.verdict.Delay = max(g.verdict.Delay, now.Delay)
+	return max(0, min(g.verdict.Delay-g.heldFor(), now.Delay))
+}
+
+// heldFor is how long nobody else can have held the lock.
+func (g grant) heldFor() time.Duration {
+	if g.since.IsZero() {
+		return 0
+	}
+	return time.Since(g.since)
+}
+
+// confirmGrants has the standbys of a quorum confirm that this server is still the primary, unless
+// they have done so since the grants. From then on the locks count as held.
+func (b *bid) confirmGrants(ctx context.Context) error {
+	if !b.grants[0].since.IsZero() {
+		return nil
+	}
+	if err := b.s.AwaitStandbys(ctx); err != nil {
+		return err
+	}
+	for i := range b.grants {
+		b.grants[i].since = time.Now()
+	}
+	return nil
+}
+
+// waitOut holds the locks without a command for the rest of the delay, in which a former holder's
+// command may be alive, or until there is evidence that it is dead.
+func (b *bid) waitOut(ctx context.Context) error {
+	if b.rest() == 0 {
 		return nil
 	}
 	// The grant may have come with a word of a session whose role was not looked up yet.
 	if err := b.askRoles(ctx); err != nil {
 		return err
 	}
-	if b.firstTryDelay(delay-waited) > 0 {
+	if b.firstTryDelay(b.rest()) > 0 {
 		if err := b.s.LearnAge(ctx); err != nil {
 			return err
 		}
 	}
-	now := b.verdictOnAll(b.got.Locks)
-	if now.Delay == 0 {
-		b.got.verdict = now
+	rest := b.rest()
+	if rest == 0 {
 		return nil
 	}
-	// A role that was just looked up may call for a longer delay. After a first try the verdict has
-	// what is left of the delay.
-	delay = min(max(delay, now.Delay)-waited, now.Delay)
-	if delay <= 0 {
-		return nil
-	}
-	if err := b.beginDelay(ctx, delay); err != nil {
+	if err := b.beginDelay(ctx, rest); err != nil {
 		return err
 	}
-	if err := b.s.AwaitStandbys(ctx); err != nil {
+	if err := b.confirmGrants(ctx); err != nil {
 		return err
 	}
-	early, err := b.hold(ctx, delay, "lock granted without evidence that its last holder is dead", nil)
-	if early {
-		b.got.verdict.CoversEarlier = b.verdictOnAll(b.got.Locks).CoversEarlier
+	if err := b.hold(ctx, b.rest(), "lock granted without evidence that its last holder is dead", nil); err != nil {
+		return err
 	}
-	return err
+	b.rest() // notes what was heard
+	return nil
 }
 
-// hold holds the locks without a command for the delay. early says that announcements meanwhile
-// showed that no earlier command is alive. ask, unless it is nil, is called every askLedgerEvery;
-// when it returns done, hold returns, too.
-func (b *bid) hold(ctx context.Context, delay time.Duration, why string, ask func() (done bool, err error)) (early bool, err error) {
+// hold holds the locks without a command for the delay, or until announcements show that no earlier
+// command is alive. ask, unless it is nil, is called every askLedgerEvery; when it returns done,
+// hold returns, too.
+func (b *bid) hold(ctx context.Context, delay time.Duration, why string, ask func() (done bool, err error)) error {
 	b.logDelay(ctx, delay, why)
 	b.cfg.SayTryingAfter(delay)
 	defer b.cfg.Observer.delayed(delay)()
@@ -132,22 +176,22 @@ func (b *bid) hold(ctx context.Context, delay time.Duration, why string, ask fun
 	for {
 		select {
 		case <-timer.C:
-			return false, nil
+			return nil
 		case <-asks:
 			if done, err := ask(); err != nil || done {
-				return false, err
+				return err
 			}
 		case <-b.news:
 			if err := b.askRoles(ctx); err != nil {
-				return false, err
+				return err
 			}
-			if b.verdictOnAll(b.got.Locks).Delay == 0 {
-				return true, nil
+			if b.delayOn(b.granted()) == 0 {
+				return nil
 			}
 		case <-b.s.Done():
-			return false, b.s.EndError()
+			return b.s.EndError()
 		case <-ctx.Done():
-			return false, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -157,17 +201,21 @@ func (b *bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 	if delay > b.cfg.LongDelay {
 		level = slog.LevelWarn
 	}
-	most := (delay + time.Second - 1).Truncate(time.Second)
-	b.cfg.Log.Log(ctx, level, fmt.Sprintf("%s; the command starts within %v", why, most), "event", "delayed", "delay", delay)
+	b.cfg.Log.Log(ctx, level, fmt.Sprintf("%s; the command starts within %v", why, wholeSeconds(delay)), "event", "delayed", "delay", delay)
+}
+
+// wholeSeconds rounds up: some milliseconds may have passed since the grant.
+func wholeSeconds(d time.Duration) time.Duration {
+	return (d + time.Second - 1).Truncate(time.Second)
 }
 
 // beginDelay drops the token, since the start after the delay needs a later one, shows others that
 // the command has not started, and when it will, and leaves the line.
 func (b *bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.dropDraw(ctx)
-	b.got.verdict.Delay = delay
+	b.delayed = true
 	d := b.cfg.describe()
-	d.Delay, d.Since = delay, time.Now()
+	d.Delay, d.Since = wholeSeconds(delay), time.Now()
 	b.show(d)
 	return b.leaveLine(ctx, session.PlainBeatQuery)
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
-	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/evidence"
@@ -19,6 +18,18 @@ import (
 
 // The fencing token is drawn from the server's transaction numbers once all locks of a claim are
 // held. The query that draws it also announces the start, and notes it in the ledger.
+
+// draw is what the draw of a token has told; before it, nothing.
+type draw struct {
+	// Token grows with every start in this cluster: the timeline in the upper 16 bits, the
+	// transaction number that this start used up in the lower 48. It is 0 before the draw.
+	Token int64
+	// SystemID names the cluster that the token belongs to.
+	SystemID string
+	owed     []advisory.Lock // the ledger still needs the end under these; nil if it doesn't have the run
+	listened bool            // somebody in line listened at the draw
+	dormant  bool            // and somebody didn't
+}
 
 // tokenSQL is an SQL expression for the token. Its value is the same everywhere in a transaction.
 const tokenSQL = "(" + session.TimelineSQL + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
@@ -118,19 +129,18 @@ func (b *bid) noteDrawn(rows session.Rows) error {
 		return session.NotPostgreSQL()
 	}
 	row := rows[0] // the others say the same
-	b.got.listened = row[drawnListens] == "t"
+	b.draw.listened = row[drawnListens] == "t"
 	if row[drawnStarted] == ledger.Started {
-		b.got.owed = b.got.Locks
+		b.draw.owed = b.granted()
 	}
-	if dormant, _ := strconv.Atoi(row[drawnDormant]); dormant > 0 {
-		b.got.toCall = crowd.SomeDormant
-	}
+	dormant, _ := strconv.Atoi(row[drawnDormant])
+	b.draw.dormant = dormant > 0
 	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 
 // areListed makes sure that the rows, which end with lockColumns, show all locks that are held.
 func (b *bid) areListed(rows session.Rows) error {
-	for _, l := range b.got.Locks {
+	for _, l := range b.granted() {
 		if !slices.ContainsFunc(rows, func(row []string) bool { return isListed(l, row) }) {
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
 				"the server granted lock %s but does not list it in pg_locks", b.cfg.Claim)
@@ -145,7 +155,7 @@ func (b *bid) keepToken(token, systemID string) error {
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.got.Token, b.got.SystemID = number, systemID
+	b.draw.Token, b.draw.SystemID = number, systemID
 	return nil
 }
 
@@ -153,7 +163,7 @@ func (b *bid) keepToken(token, systemID string) error {
 // the command may start. The command's first deadline counts from the draw's last round trip on the
 // lock's own session.
 func (b *bid) drawAndAnnounce(ctx context.Context) error {
-	if b.got.Token != 0 {
+	if b.draw.Token != 0 {
 		return nil
 	}
 	if b.cfg.Session.UsesSecondSession() {
@@ -161,7 +171,7 @@ func (b *bid) drawAndAnnounce(ctx context.Context) error {
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.got.Locks)}, b.leaveQuery()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.granted())}, b.leaveQuery()...)})
 	b.noteLeft()
 	if err != nil {
 		return b.cfg.rejected(err)
@@ -172,7 +182,7 @@ func (b *bid) drawAndAnnounce(ctx context.Context) error {
 // showHolding makes the session's comment say what it holds.
 func (b *bid) showHolding() {
 	d := b.cfg.describe()
-	d.Token, d.Slot, d.Since = b.got.Token, b.got.Slot(), time.Now()
+	d.Token, d.Slot, d.Since = b.draw.Token, b.held().Slot(), time.Now()
 	b.show(d)
 }
 

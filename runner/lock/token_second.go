@@ -26,7 +26,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 	}
 	var queries []string
 	if b.cfg.announces() {
-		for _, l := range b.got.Locks {
+		for _, l := range b.granted() {
 			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayloadSQL(l, drawn[0])))
 		}
 		if b.cfg.showsToken() {

@@ -36,7 +36,7 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if !b.cfg.Claim.fulfilledBy(won) {
-		return b.noteResult(nil), nil
+		return b.noteTry(nil), nil
 	}
 	b.guard.begin()
 	// The session for the token is opened before the lock is held.
@@ -55,12 +55,12 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if b.cfg.Claim.fulfilledBy(won) {
-		return b.noteResult(won), nil
+		return b.noteTry(won), nil
 	}
 	if err = b.send(ctx, "ROLLBACK"); err != nil {
 		return false, err
 	}
-	return b.noteResult(nil), nil
+	return b.noteTry(nil), nil
 }
 
 // endTransaction releases the locks, and announces nothing. If the server rejects a query, such as

@@ -16,16 +16,16 @@ import (
 // The verdict on a lock says how long it has to be held before the command may start. It follows
 // from what the bid knows of others that have the lock, or had it.
 
-// contest notes that others have, or may have had, these locks.
+// contest notes that others may have had these locks while the bid did not listen.
 func (b *bid) contest(locks []advisory.Lock) {
 	for _, l := range locks {
 		b.evidence[l.ID].Contest()
 	}
 }
 
-// contested says whether others have, or may have had, any of the claim's locks.
-func (b *bid) contested() bool {
-	return slices.ContainsFunc(b.cfg.Claim.IDs, func(id lockkey.ID) bool { return b.evidence[id].Contested() })
+// untouched says whether nobody else is known to have, or to have had, any of the claim's locks.
+func (b *bid) untouched() bool {
+	return !slices.ContainsFunc(b.cfg.Claim.IDs, func(id lockkey.ID) bool { return !b.evidence[id].Untouched() })
 }
 
 // noteRefusal notes that another session has what the last try did not get: the first missing lock,
@@ -35,7 +35,6 @@ func (b *bid) noteRefusal() {
 	if !b.cfg.Claim.takesAny() && !b.cfg.Session.Transaction {
 		refused = refused[:1]
 	}
-	b.contest(refused)
 	for _, l := range refused {
 		b.unknownHolder = b.evidence[l.ID].NoteRefusal(boottime.Now()) || b.unknownHolder
 	}
@@ -75,10 +74,7 @@ func (b *bid) askRoles(ctx context.Context) error {
 // lock-delay ago, or the bid has heard something of the lock. A bid that has waited, in this
 // session or in one that was lost, goes by what it has heard, which may be nothing.
 func (b *bid) verdictOn(id lockkey.ID) evidence.Verdict {
-	if e := b.evidence[id]; e.Contested() {
-		return e.Verdict()
-	}
-	return evidence.Verdict{Delay: b.firstTryDelay(b.cfg.LockDelay)}
+	return b.evidence[id].Verdict(b.firstTryDelay(b.cfg.LockDelay))
 }
 
 // firstTryDelay is how long a bid that got the lock at its first try has to wait before the start.
@@ -90,21 +86,19 @@ func (b *bid) verdictOn(id lockkey.ID) evidence.Verdict {
 // With a quorum, after a promotion, the former primary may have holders for as long as standbys
 // follow it.
 func (b *bid) firstTryDelay(lockDelay time.Duration) time.Duration {
-	followed, promoted := b.s.FollowedFor()
-	switch {
-	case b.cfg.PrivateServer:
+	if b.cfg.PrivateServer {
 		return 0
-	case promoted && followed < lockDelay:
+	}
+	if followed, promoted := b.s.FollowedFor(); promoted && followed < lockDelay {
 		return lockDelay
 	}
 	return max(0, lockDelay-b.s.ServerAge())
 }
 
-// verdictOnAll is the current verdict on all of these locks.
-func (b *bid) verdictOnAll(locks []advisory.Lock) evidence.Verdict {
-	all := evidence.Verdict{CoversEarlier: true}
+// delayOn is the longest delay that a current verdict on these locks calls for.
+func (b *bid) delayOn(locks []advisory.Lock) (delay time.Duration) {
 	for _, l := range locks {
-		all = all.And(b.verdictOn(l.ID))
+		delay = max(delay, b.verdictOn(l.ID).Delay)
 	}
-	return all
+	return delay
 }

@@ -58,7 +58,7 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 		w.candidate.answered()
 		held, err := w.settle(ctx)
 		if err == nil {
-			held.toCall = w.toCall()
+			held.toCall = w.whomToCall()
 			held.checkForStepDown()
 			return held, nil
 		}
@@ -76,7 +76,7 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 // A waiter that comes back, after a loss or a pause, must not pass those in line: it makes no try
 // before its turn comes, or the time is up. Where nothing is announced there is no line.
 func (w *waiter) take(ctx context.Context) error {
-	mayTry := !w.contested() || !w.cfg.announces()
+	mayTry := w.untouched() || !w.cfg.announces()
 	if mayTry {
 		if _, err := w.try(ctx); err != nil || w.complete() {
 			return err
@@ -216,7 +216,7 @@ const (
 // what there is, the draw travels along. Without the lock it draws nothing.
 func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	locks, queries := w.cfg.Claim.locks(), []string{w.burstQuery(0)}
-	draws := w.cfg.drawsWithTry() && (w.verdictOnAll(locks).Delay == 0 || w.drawStartsRun(locks))
+	draws := w.cfg.drawsWithTry() && (w.delayOn(locks) == 0 || w.drawStartsRun(locks))
 	if draws {
 		queries = append(queries, w.drawQuery(locks, w.leaveSQL()...))
 	}
@@ -232,7 +232,7 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	}
 	if len(answers[0]) == 0 {
 		err := w.askRoles(ctx) // another session may have had the lock meanwhile, and announced it
-		return w.noteResult(nil), err
+		return w.noteTry(nil), err
 	}
 	row, err := answers[0].Only(1)
 	if err != nil {
@@ -242,7 +242,7 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	granted = w.noteResult(won)
+	granted = w.noteTry(won)
 	if draws {
 		w.noteLeft()
 		err = w.noteDrawn(answers[1])

@@ -199,7 +199,7 @@ func TestBeforeMark(t *testing.T) {
 		for _, f := range tt.then {
 			f(h)
 		}
-		if d := h.Verdict().Delay; d != tt.want {
+		if d := h.Verdict(testDelay).Delay; d != tt.want {
 			t.Errorf("%s: waits %v, want %v", tt.name, d, tt.want)
 		}
 	}

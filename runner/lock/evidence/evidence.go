@@ -22,36 +22,39 @@ import (
 // State is what the evidence amounts to.
 type State int
 
-// A waiter that is granted the lock starts at once if the state is Ended. If it is Running, or if
-// it is Quiet and the lock is contested, the waiter first holds the lock for the delay.
+// Whoever is granted the lock starts at once if the state is Ended, or Untouched by an old server.
+// Otherwise the lock is first held for the delay (Verdict).
 const (
-	Quiet   State = iota // nobody is known to have held the lock
-	Running              // a start is open: its command may be alive; before the mark, also what would be Ended
-	Ended                // all starts that were known have been closed
+	Untouched State = iota // nobody else is known to have the lock, or to have had it
+	Contested              // others have it, or may have had it; no start of theirs is known
+	Running                // a start is open: its command may be alive; before the mark, also what would be Ended
+	Ended                  // all starts that were known have been closed
 )
 
 // Evidence is what a waiter knows of a lock. While it listens, the evidence has these states:
 //
-//	         started, or      a word that     a word that       a refused   silent for
-//	         seen to hold it  closes all      closes some       try         long enough
-//	quiet    running          ended           –                 quiet       ended
-//	running  running          ended           running           running     ended
-//	ended    running          ended           –                 running     ended
+//	           started, or      a word that  a word that  a refused  silent for
+//	           seen to hold it  closes all   closes some  try        long enough
+//	untouched  running          ended        –            contested  ended
+//	contested  running          ended        –            contested  ended
+//	running    running          ended        running      running    ended
+//	ended      running          ended        –            running    ended
 //
 // Refused: a try shows a holder that says nothing, such as another program, unless the last known
 // holder may still have the lock. It may for freeAfterClean after its last word, and while the
 // server ends its silent session. (If another program takes the lock and frees it between two
 // looks, nobody notices.)
 //
-// Quiet, and a word that closes all: with no start open there is nothing to close. But clean makes
+// A word that closes all, with no start open, has nothing to close. But clean makes
 // the state ended if its session is later seen to hold the lock (the word arrived before the look),
 // or had the lock after the waiter's mark was taken (fromHolder).
 //
 // Before the mark: until it is taken, what would be ended counts as running. Taking it makes that
-// quiet, unless a clean end shows that it came after the mark (NoteMark).
+// contested or untouched, as it was before, unless a clean end shows that it came after the mark
+// (NoteMark).
 //
 // Some words remove a start without closing it (forget). If none is open then, the state is ended
-// if an end is known, else quiet. If a start is heard while a silent session is being ended, the
+// if an end is known, else what it was before. If a start is heard while a silent session is being ended, the
 // state stays running.
 //
 // A stranger's words can only make the waiter wait, and for no longer than the waiter's own
@@ -62,9 +65,8 @@ type Evidence struct {
 	lease     time.Duration // the waiter's own
 	shared    bool          // the waiter is a reader: other readers don't keep it out
 
-	mu sync.Mutex
-	// contested: another session has the lock, or may have had it while the waiter did not listen.
-	contested bool
+	mu        sync.Mutex
+	contested bool // by Contest, by a refusal, or by what was forgotten since
 	findings
 }
 
@@ -115,26 +117,26 @@ func New(lockDelay, lease time.Duration, shared bool) *Evidence {
 	return e
 }
 
-// Contest notes that another session has the lock, or may have had it while the waiter did not
-// listen. From then on, to start at once takes evidence.
+// Contest notes that another session may have had the lock while the waiter did not listen. From
+// then on, to start at once takes evidence.
 func (e *Evidence) Contest() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.contested = true
 }
 
-// Contested says whether somebody else has, or may have had, the lock. Otherwise the Verdict is of no
-// account: whoever gets the lock at its first try needs no evidence.
-func (e *Evidence) Contested() bool {
+// Untouched says whether nobody else is known to have, or to have had, the lock.
+func (e *Evidence) Untouched() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.contested || e.state() != Quiet
+	return e.state() == Untouched
 }
 
-// Forget forgets what was heard and seen, but not that the lock is contested.
+// Forget forgets what was heard and seen, but not that others have, or had, the lock.
 func (e *Evidence) Forget() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.contested = e.state() != Untouched
 	e.findings = findings{peers: map[uint32]peer{}}
 }
 
@@ -197,11 +199,13 @@ func (e *Evidence) NoteMark(at LSN) {
 // unlock, the lock is certainly free.
 const freeAfterClean = 150 * time.Millisecond
 
-// NoteRefusal notes that a try was refused. If every trusted holder is dead, there must be a holder
-// that is not known: NoteRefusal adds it, and returns true if it did so.
+// NoteRefusal notes that a try was refused, since another session has the lock. If every trusted
+// holder is dead, there must be a holder that is not known: NoteRefusal adds it, and returns true if
+// it did so.
 func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.contested = true
 	if e.last == nil || slices.ContainsFunc(e.starts, e.isConfirmed) || at.Sub(e.last.at) < freeAfterClean || e.silenced.PID != 0 {
 		return false
 	}
@@ -309,11 +313,6 @@ type Verdict struct {
 	CoversEarlier bool
 }
 
-// And is the verdict on two locks that one run takes.
-func (v Verdict) And(other Verdict) Verdict {
-	return Verdict{Delay: max(v.Delay, other.Delay), CoversEarlier: v.CoversEarlier && other.CoversEarlier}
-}
-
 // withoutEvidence is the verdict of a waiter that knows nothing. A lock-delay that is shorter than
 // a command may live covers no earlier one.
 func withoutEvidence(lockDelay, lease time.Duration) Verdict {
@@ -323,20 +322,25 @@ func withoutEvidence(lockDelay, lease time.Duration) Verdict {
 // state is the state at this moment, which the session's reader may change. The caller holds mu.
 func (e *Evidence) state() State {
 	switch {
+	case len(e.starts) == 0 && e.last == nil && !e.contested:
+		return Untouched
 	case len(e.starts) == 0 && e.last == nil:
-		return Quiet
+		return Contested
 	case len(e.starts) == 0 && e.mark.taken:
 		return Ended
 	}
 	return Running
 }
 
-// Verdict is the current verdict.
-func (e *Evidence) Verdict() Verdict {
+// Verdict is the current verdict. firstTry is the delay for a lock that is untouched, which depends
+// on how long the server has been up.
+func (e *Evidence) Verdict(firstTry time.Duration) Verdict {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	switch {
-	case e.state() == Ended:
+	switch state := e.state(); {
+	case state == Untouched:
+		return Verdict{Delay: firstTry}
+	case state == Ended:
 		return Verdict{CoversEarlier: e.last.coversEarlier}
 	case e.lockDelay == 0:
 		return withoutEvidence(0, e.lease)

@@ -43,8 +43,10 @@ func newTold(t *testing.T) told {
 	return marked(t, New(testDelay, testLease, false))
 }
 
+// marked is the evidence of a waiter that has taken its mark. Others may have had the lock before.
 func marked(t *testing.T, e *Evidence) told {
 	t.Helper()
+	e.Contest()
 	e.NoteMark(testLSN)
 	return told{t, e}
 }
@@ -84,14 +86,15 @@ func (h told) shows(later time.Duration, holders ...Seat) {
 
 func (h told) wants(what string, delay time.Duration, covers bool) {
 	h.t.Helper()
-	if got := h.Verdict(); got != (Verdict{delay, covers}) {
+	if got := h.Verdict(testDelay); got != (Verdict{delay, covers}) {
 		h.t.Errorf("%s: waits %v, covers %v; want %v, %v", what, got.Delay, got.CoversEarlier, delay, covers)
 	}
 }
 
 // TestStates: every cell of the table of states.
 func TestStates(t *testing.T) {
-	quiet := func(h told) { h.looks() }
+	untouched := func(h told) { h.looks() }
+	contested := func(h told) { h.looks(); h.Contest() }
 	running := func(h told) { h.looks(holds(holder, theirs, 5)) }
 	ended := func(h told) {
 		running(h)
@@ -106,25 +109,33 @@ func TestStates(t *testing.T) {
 		then func(told)
 		want State
 	}{
-		{"quiet, nothing", quiet, func(told) {}, Quiet},
-		{"quiet, a start", quiet, func(h told) { h.says(second, Started, 6) }, Running},
-		{"quiet, a holder is seen", quiet, func(h told) { h.looks(holds(second, theirs, 6)) }, Running},
-		{"quiet, a foreign holder is seen", quiet, func(h told) { h.looks(holds(second, nobody, 0)) }, Running},
-		{"quiet, a late word", quiet, func(h told) { h.says(speaker, Dead, 6); verify(h, speaker) }, Quiet},
-		{"quiet, a repeated word", quiet, func(h told) { h.says(speaker, Clean, 6); verify(h, speaker) }, Quiet},
-		{"quiet, one that was not seen had the lock since the mark", quiet, func(h told) { h.says(speaker, Clean, 6, sinceMark); verify(h, speaker) }, Ended},
-		{"quiet, the same, before the mark", quiet, func(h told) { h.says(speaker, Clean, 6, beforeMark); verify(h, speaker) }, Quiet},
-		{"quiet, the same for itself alone", quiet, func(h told) { h.says(speaker, Clean, 6, sinceMark, alone); verify(h, speaker) }, Ended},
-		{"quiet, the same by a stranger", quiet, func(h told) { h.says(stranger, Clean, 6, sinceMark); h.NoteRole(stranger, nobody) }, Quiet},
-		{"quiet, the same as a last word", quiet, func(h told) { h.says(speaker, Dead, 6, sinceMark); verify(h, speaker) }, Quiet},
-		{"quiet, a word that counts for nothing", quiet, func(h told) { h.says(stranger, Dead, 6) }, Quiet},
-		{"quiet, a holder's word overtakes the look", quiet, func(h told) {
+		{"untouched, nothing", untouched, func(told) {}, Untouched},
+		{"untouched, a start", untouched, func(h told) { h.says(second, Started, 6) }, Running},
+		{"untouched, a holder is seen", untouched, func(h told) { h.looks(holds(second, theirs, 6)) }, Running},
+		{"untouched, a foreign holder is seen", untouched, func(h told) { h.looks(holds(second, nobody, 0)) }, Running},
+		{"untouched, a late word", untouched, func(h told) { h.says(speaker, Dead, 6); verify(h, speaker) }, Untouched},
+		{"untouched, a repeated word", untouched, func(h told) { h.says(speaker, Clean, 6); verify(h, speaker) }, Untouched},
+		{"untouched, one that was not seen had the lock since the mark", untouched, func(h told) { h.says(speaker, Clean, 6, sinceMark); verify(h, speaker) }, Ended},
+		{"untouched, the same, before the mark", untouched, func(h told) { h.says(speaker, Clean, 6, beforeMark); verify(h, speaker) }, Untouched},
+		{"untouched, the same for itself alone", untouched, func(h told) { h.says(speaker, Clean, 6, sinceMark, alone); verify(h, speaker) }, Ended},
+		{"untouched, the same by a stranger", untouched, func(h told) { h.says(stranger, Clean, 6, sinceMark); h.NoteRole(stranger, nobody) }, Untouched},
+		{"untouched, the same as a last word", untouched, func(h told) { h.says(speaker, Dead, 6, sinceMark); verify(h, speaker) }, Untouched},
+		{"untouched, a word that counts for nothing", untouched, func(h told) { h.says(stranger, Dead, 6) }, Untouched},
+		{"untouched, a holder's word overtakes the look", untouched, func(h told) {
 			h.LookSent()
 			h.says(holder, Clean, 5)
 			h.shows(freeAfterClean, holds(holder, theirs, 5))
 		}, Ended},
-		{"quiet, refused", quiet, refused, Quiet},
-		{"quiet, silent", quiet, silent, Ended},
+		{"untouched, refused", untouched, refused, Contested},
+		{"untouched, silent", untouched, silent, Ended},
+		{"contested, nothing", contested, func(told) {}, Contested},
+		{"contested, a start", contested, func(h told) { h.says(second, Started, 6) }, Running},
+		{"contested, a late word", contested, func(h told) { h.says(speaker, Dead, 6); verify(h, speaker) }, Contested},
+		{"contested, had since the mark", contested, func(h told) { h.says(speaker, Clean, 6, sinceMark); verify(h, speaker) }, Ended},
+		{"contested, refused", contested, refused, Contested},
+		{"contested, silent", contested, silent, Ended},
+		{"contested, forgotten", contested, func(h told) { h.Forget() }, Contested},
+		{"running, forgotten", running, func(h told) { h.Forget() }, Contested},
 		{"running, a start", running, func(h told) { h.says(second, Started, 6) }, Running},
 		{"running, another holder is seen", running, func(h told) { h.looks(holds(second, theirs, 6)) }, Running},
 		{"running, one before it had the lock since the mark", running, func(h told) { h.says(speaker, Clean, 4, sinceMark); verify(h, speaker) }, Running},
@@ -146,11 +157,11 @@ func TestStates(t *testing.T) {
 		}, Running},
 		{"running, nobody is seen", running, func(h told) { h.looks() }, Running},
 		{"running, a reader leaves", running, func(h told) { h.says(holder, Left, 5) }, Running},
-		{"running, but only by a stranger that ends, too", quiet, func(h told) {
+		{"running, but only by a stranger that ends, too", untouched, func(h told) {
 			h.says(stranger, Started, 9)
 			h.says(stranger, Clean, 9)
 			h.NoteRole(stranger, nobody)
-		}, Quiet},
+		}, Untouched},
 		{"ended, a start", ended, func(h told) { h.says(second, Started, 6) }, Running},
 		{"ended, a holder is seen", ended, func(h told) { h.looks(holds(second, theirs, 6)) }, Running},
 		{"ended, another word", ended, func(h told) { h.says(holder, Clean, 5) }, Ended},
@@ -159,13 +170,14 @@ func TestStates(t *testing.T) {
 		{"ended, silent", ended, silent, Ended},
 		{"ended, nobody is seen", ended, func(h told) { h.looks() }, Ended},
 	} {
-		h := newTold(t)
+		h := told{t, New(testDelay, testLease, false)}
+		h.NoteMark(testLSN)
 		tt.from(h)
 		tt.then(h)
 		if got := h.state(); got != tt.want {
 			t.Errorf("%s: the state is %d, want %d", tt.name, got, tt.want)
 		}
-		if v := h.Verdict(); (v.Delay == 0) != (tt.want == Ended) {
+		if v := h.Verdict(testDelay); (v.Delay == 0) != (tt.want == Ended) {
 			t.Errorf("%s: the state is %d, and it waits %v", tt.name, tt.want, v.Delay)
 		}
 	}

@@ -105,16 +105,16 @@ func FuzzEvidence(f *testing.F) {
 			}
 			fuzzStep(with, steps, true)
 			fuzzStep(without, steps, false)
-			if a, b := with.Verdict(), without.Verdict(); a.Delay < b.Delay {
+			if a, b := with.Verdict(testDelay), without.Verdict(testDelay); a.Delay < b.Delay {
 				t.Fatalf("step %d: what strangers say shortens %v to %v", n, b.Delay, a.Delay)
 			}
 			if len(with.starts) > mostStarts || len(with.ends) > mostWords || len(with.peers) > fuzzSessions {
 				t.Fatalf("step %d: %d starts, %d words, %d sessions", n, len(with.starts), len(with.ends), len(with.peers))
 			}
-			if v := with.Verdict(); !with.mark.taken && v.Delay < testDelay {
+			if v := with.Verdict(testDelay); !with.mark.taken && v.Delay < testDelay {
 				t.Fatalf("step %d: it isn't marked, and the delay is %v", n, v.Delay)
 			}
-			if v := with.Verdict(); len(with.starts) > 0 && v.Delay < testDelay || v.Delay < 0 {
+			if v := with.Verdict(testDelay); len(with.starts) > 0 && v.Delay < testDelay || v.Delay < 0 {
 				t.Fatalf("step %d: somebody has started, and the delay is %v", n, v.Delay)
 			}
 		}

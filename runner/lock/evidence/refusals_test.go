@@ -85,7 +85,7 @@ func TestReaders(t *testing.T) {
 	h.looks(reading)
 	h.says(second, Started, 6, read)
 	h.wants("a reader after readers", testDelay, true)
-	if h.state() != Quiet {
+	if h.state() != Contested {
 		t.Error("a reader has heard of readers")
 	}
 	h.looks(holds(third, theirs, 7))
@@ -112,7 +112,7 @@ func TestIsBounded(t *testing.T) {
 	h.says(speaker, Dead, 1<<62)
 	h.NoteRole(speaker, ours)
 	h.says(speaker, Clean, math.MaxInt64)
-	if v := h.Verdict(); v.Delay == 0 {
+	if v := h.Verdict(testDelay); v.Delay == 0 {
 		t.Error("what was forgotten is taken for ended")
 	}
 	for i := range uint32(3 * mostWords) {

@@ -198,7 +198,7 @@ func TestForeignBetween(t *testing.T) {
 		h.says(holder, Clean, 5)
 		h.wants("a clean end", 0, true)
 		between(h)
-		delay := h.Verdict().Delay
+		delay := h.Verdict(testDelay).Delay
 		if delay == 0 {
 			t.Errorf("%s: it starts at once", name)
 		}
