@@ -36,7 +36,7 @@ func Check(ctx context.Context, on session.Connection, key string, ids []lockkey
 	report := judge(facts, within)
 	since := "true"
 	if !report.Success.Ended.IsZero() {
-		since = "ended > 'epoch'::timestamptz + " + interval(report.Success.Ended.Sub(time.UnixMicro(0)))
+		since = "ended > 'epoch'::timestamptz + " + intervalSQL(report.Success.Ended.Sub(time.UnixMicro(0)))
 	}
 	rows, err := on.Query(ctx, fmt.Sprintf(`SELECT pg_catalog.count(*) OVER (), number, sub, key, %s FROM pglead.run AS r
 WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY r.ended DESC LIMIT 1`,

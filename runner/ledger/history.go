@@ -72,7 +72,7 @@ func readHistory(ctx context.Context, on session.Connection, past Past) (h Histo
 	const columns = "number, sub, key, system, token, host, os_user, pid, command, role, waited, started, "
 	where := among(past.Key, past.IDs)
 	if past.Since > 0 {
-		where += " AND started > pg_catalog.now() - " + interval(past.Since)
+		where += " AND started > pg_catalog.now() - " + intervalSQL(past.Since)
 	}
 	rows, err := on.Query(ctx, fmt.Sprintf(`SELECT number, sub, key, %s, running, %s
 FROM (SELECT `+columns+`ended, outcome, status, NULL::boolean AS running FROM pglead.run AS r WHERE %s AND `+begunSQL+`

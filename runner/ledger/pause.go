@@ -19,7 +19,7 @@ type Wish struct {
 func PauseKey(ctx context.Context, on session.Connection, l Lock, w Wish) error {
 	until := "'infinity'::timestamptz"
 	if w.For > 0 {
-		until = "pg_catalog.now() + " + interval(w.For)
+		until = "pg_catalog.now() + " + intervalSQL(w.For)
 	}
 	_, err := on.Query(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)",
 		l.Number, l.ObjSubID(), l.keySQL(), until, quoteWord(w.By), quoteMost(w.Note, mostNote)))

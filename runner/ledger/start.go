@@ -67,7 +67,7 @@ func (r Run) StartWithProofSQL(locks []Lock, shared bool, token int64, system st
 	}
 	return fmt.Sprintf("pglead.start_rest_1('{%s}', '{%s}', ARRAY[%s]::text[], %t, '%d', %s, %s, %s, %s, %s, %t, '{%s}', '{%s}')",
 		joined(locks, ",", func(l Lock) string { return decimal(l.Number) }), joined(locks, ",", func(l Lock) string { return strconv.Itoa(l.ObjSubID()) }),
-		joined(locks, ", ", Lock.keySQL), shared, token, quote(system), r.selfSQL(), interval(p.Waited), r.tickSQL(),
+		joined(locks, ", ", Lock.keySQL), shared, token, quote(system), r.selfSQL(), intervalSQL(p.Waited), r.tickSQL(),
 		backend, p.Sure, joined(p.Closes, ",", decimal), joined(p.Heard, ",", decimal))
 }
 
@@ -82,7 +82,7 @@ func joined[T any](items []T, separator string, text func(T) string) string {
 
 // selfSQL are SQL expressions for what a run says of itself.
 func (r Run) selfSQL() string {
-	return fmt.Sprintf("%s, %s, %d, %s, %s, %s", quoteWord(r.Host), quoteWord(r.User), r.PID, quoteWord(r.Command), interval(r.Lease), interval(r.Grace))
+	return fmt.Sprintf("%s, %s, %d, %s, %s, %s", quoteWord(r.Host), quoteWord(r.User), r.PID, quoteWord(r.Command), intervalSQL(r.Lease), intervalSQL(r.Grace))
 }
 
 // tickSQL are SQL expressions for the run's tick, or as many NULLs.
@@ -90,7 +90,7 @@ func (r Run) tickSQL() string {
 	if r.Tick == nil {
 		return "NULL, NULL, NULL"
 	}
-	return fmt.Sprintf("%s, %s, %s", instant(r.Tick.At), interval(r.Tick.Per), instant(r.Tick.now()))
+	return fmt.Sprintf("%s, %s, %s", instantSQL(r.Tick.At), intervalSQL(r.Tick.Per), instantSQL(r.Tick.now()))
 }
 
 // OpenRunsQuery is a query that counts the locks' runs whose commands may be alive.
@@ -178,7 +178,7 @@ func (e End) RecordSQL(id lockkey.ID, token int64, shared bool, commit string) [
 		ago = time.Since(e.At)
 	}
 	columns := []string{fmt.Sprintf("pg_catalog.set_config('synchronous_commit', '%s', true), pglead.finish_1('%d', '%d', '%d', '%s', %s, %s)",
-		commit, id.Number, id.ObjSubID(), token, e.Outcome, status, interval(ago))}
+		commit, id.Number, id.ObjSubID(), token, e.Outcome, status, intervalSQL(ago))}
 	const seldom = 64 // by chance: a quiet server draws every second number for a token, perhaps never one of a kind
 	if shared || rand.N(seldom) == 0 {
 		columns = append(columns, fmt.Sprintf("pg_catalog.set_config('synchronous_commit', 'off', true), pglead.tidy_1('%d', '%d')", id.Number, id.ObjSubID()))
@@ -186,10 +186,10 @@ func (e End) RecordSQL(id lockkey.ID, token int64, shared bool, commit string) [
 	return columns
 }
 
-// interval is a duration in SQL. It is a literal, since an operator that nothing else needs would
+// intervalSQL is a duration in SQL. It is a literal, since an operator that nothing else needs would
 // cost a new session 0.1 ms. PostgreSQL 14 accepts numbers of at most 31 bits in it; the hours
 // never need so many.
-func interval(d time.Duration) string {
+func intervalSQL(d time.Duration) string {
 	sign := ""
 	if d < 0 {
 		sign = "-"
@@ -198,7 +198,7 @@ func interval(d time.Duration) string {
 	return fmt.Sprintf("interval '%s%d:%02d:%02d.%06d'", sign, us/3_600_000_000, us/60_000_000%60, us/1_000_000%60, us%1_000_000)
 }
 
-func instant(at time.Time) string {
+func instantSQL(at time.Time) string {
 	return "'" + at.UTC().Format("2006-01-02 15:04:05.999999") + "+00'"
 }
 

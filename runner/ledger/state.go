@@ -145,7 +145,7 @@ func Prune(ctx context.Context, on session.Connection, older time.Duration) (gon
 		{"prune_runs_1", "'-9223372036854775808', '0', '-infinity', '0'"},
 	} {
 		for from := walk.from; from != ""; {
-			rows, err := on.Query(ctx, fmt.Sprintf("SELECT * FROM pglead.%s(%s, %s)", walk.function, interval(older), from))
+			rows, err := on.Query(ctx, fmt.Sprintf("SELECT * FROM pglead.%s(%s, %s)", walk.function, intervalSQL(older), from))
 			if err != nil {
 				return gone, err
 			}

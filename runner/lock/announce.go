@@ -14,7 +14,7 @@ import (
 // writes the SQL for that, and knows to whom it is said. Package evidence reads the announcements.
 //
 //	word     says                           sent by
-//	started  a command is about to start    drawQueryOf or, with a second session, drawOnSecond
+//	started  a command is about to start    bareDrawQuery or, with a second session, drawOnSecond
 //	clean    it has ended, and so has all   Held.Release, the guard (Held.EncodedRelease) and
 //	         that it started                bid.giveBack, with announceEndQuery; exchange, with
 //	                                        announceQuery

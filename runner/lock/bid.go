@@ -33,25 +33,14 @@ type bid struct {
 	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool
 
-	guard *guard // for the command
-}
-
-// grant is a lock that was granted.
-type grant struct {
-	advisory.Lock
-	// verdict is that of the moment of the grant, with any longer delay that was called for later. It
-	// gives way to one without a delay.
-	verdict evidence.Verdict
-	// since is the time after which nobody else can have held the lock. With a quorum it is zero until
-	// the standbys have confirmed that.
-	since time.Time
+	guard *guardStart // for the command
 }
 
 // newBid returns a bid on a session, which it does not close. contested says that others may have
 // had the locks while the caller did not listen.
 func newBid(s *session.Session, cfg Config, contested bool, start StartGuard) *bid {
 	b := &bid{
-		s: s, cfg: cfg, guard: newGuard(s, start), news: make(chan struct{}, 1),
+		s: s, cfg: cfg, guard: newGuardStart(s, start), news: make(chan struct{}, 1),
 		evidence: map[lockkey.ID]*evidence.Evidence{},
 	}
 	for _, id := range cfg.Claim.IDs {
@@ -61,14 +50,6 @@ func newBid(s *session.Session, cfg Config, contested bool, start StartGuard) *b
 		b.contest(cfg.Claim.locks())
 	}
 	return b
-}
-
-// granted are the locks that the bid has got so far.
-func (b *bid) granted() (locks []advisory.Lock) {
-	for _, g := range b.grants {
-		locks = append(locks, g.Lock)
-	}
-	return locks
 }
 
 // complete says whether the bid holds all that the claim asks for.
@@ -141,7 +122,7 @@ func (b *bid) trySQL() string {
 	if b.cfg.ofList && !b.listens {
 		return b.cfg.firstTrySQL()
 	}
-	return b.cfg.tryMissingSQL(b.missing(), b.place.joined())
+	return b.cfg.tryMissingSQL(b.missing(), b.place.everJoined())
 }
 
 func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
@@ -213,9 +194,6 @@ func (b *bid) unlock(ctx context.Context, also ...string) error {
 	return b.cfg.freeRejected(ctx, b.s, b.send(ctx, queries...), locks)
 }
 
-// noteFreed notes that the bid has none of its locks any more.
-func (b *bid) noteFreed() { b.grants, b.draw, b.delayed = nil, draw{}, false }
-
 // freeRejected frees what a list's session may still hold of these locks, if the server has
 // rejected a query with err: an unlock that was canceled has freed nothing, and a try for a lock or
 // a mark that was canceled, or followed by an error, may have taken it. No command runs under any
@@ -229,7 +207,7 @@ func (cfg *Config) freeRejected(ctx context.Context, s *session.Session, err err
 	}
 	var queries []string
 	for _, l := range locks {
-		queries = append(queries, "SELECT "+l.UnlockSQL()+fromLocks+areOwn+" AND "+advisory.AmongSQL([]lockkey.ID{l.ID}))
+		queries = append(queries, "SELECT "+l.UnlockSQL()+fromLocksSQL+areOwnSQL+" AND "+advisory.AmongSQL([]lockkey.ID{l.ID}))
 	}
 	if cfg.Session.Transaction {
 		queries = []string{"ROLLBACK"}

@@ -26,8 +26,14 @@ type Candidate struct {
 	foundFull bool // the server had no room for it
 	warned    bool // the log says that a ledger is not used
 	front     bool // it had the lock, or was one of the first in line, which come back sooner after an outage
-	// former stood in line last; or nil. The server may still have its session, with its ticket.
-	former *waiter
+	former    formerPlace
+}
+
+// formerPlace is where the candidate's last session stood in line, if it did. The server may still
+// have that session.
+type formerPlace struct {
+	ticket  uint32 // 0: nowhere
+	backend uint32
 }
 
 // NewCandidate returns a candidate that has done nothing yet.
@@ -51,8 +57,8 @@ func (c *Candidate) timeLeft() time.Duration { return c.cfg.Wait - time.Since(c.
 // Reached says whether the database has ever answered for the lock.
 func (c *Candidate) Reached() bool { return c.reached }
 
-// answered notes that the database has answered for the lock. From then on an outage is waited out.
-func (c *Candidate) answered() {
+// noteAnswer notes that the database has answered for the lock. From then on an outage is waited out.
+func (c *Candidate) noteAnswer() {
 	c.cfg.Observer.away(nil)
 	c.reached = true
 }
@@ -107,8 +113,8 @@ func (c *Candidate) attempt(ctx context.Context, start StartGuard) (*Held, error
 	c.returning = true
 	held, err := w.acquire(ctx)
 	if err != nil {
-		if w.place.joined() && w.place.ticket != 0 {
-			c.former = w
+		if w.place.everJoined() && w.place.ticket != 0 {
+			c.former = formerPlace{w.place.ticket, s.BackendPID()}
 			if w.turn.Rank > 0 {
 				c.front = w.turn.Rank <= crowd.MostWatchers
 			}
@@ -251,10 +257,10 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 // reconnects are the pauses between attempts to connect. Each is a random part of a backoff that
 // doubles, so that the waiters don't overrun a server that comes up again. The first in line, on
 // which the next command depends, pause for frontAgain at most, but only for the time frontFor. If
-// a server answers with an error, such as that it isn't ready, they use answered, which doubles,
+// a server answers with an error, such as that it isn't ready, they use rejected, which doubles,
 // too: each such attempt leaves a line in that server's log.
 type reconnects struct {
-	backoff, answered *pace.Backoff
+	backoff, rejected *pace.Backoff
 	since             time.Time     // when the last session was lost, or the attempts began
 	crowded           *pace.Backoff // for a server that has no room
 	said              string        // the reason that was logged last
@@ -268,7 +274,7 @@ const (
 	frontFor     = time.Minute
 )
 
-func answeredBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
+func rejectedBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
 
 func newReconnects() *reconnects {
 	p := &reconnects{crowded: crowd.CrowdedBackoff()}
@@ -278,7 +284,7 @@ func newReconnects() *reconnects {
 
 func (p *reconnects) restart() {
 	p.since, p.backoff = time.Now(), pace.Doubling(backoffFirst, backoffMost)
-	p.answered = answeredBackoff()
+	p.rejected = rejectedBackoff()
 }
 
 // next is the pause after an attempt that has failed. front is Candidate.front.
@@ -289,10 +295,10 @@ func (p *reconnects) next(front bool, err error) time.Duration {
 	var e *session.Error
 	switch {
 	case front && (errors.As(err, &e) && e.LoginRejected || session.AnsweredError(err) != nil):
-		return p.answered.Half()
+		return p.rejected.Half()
 	case !front || time.Since(p.since) > frontFor:
 		return p.backoff.Half()
 	}
-	p.answered = answeredBackoff()
+	p.rejected = rejectedBackoff()
 	return pace.Between(frontAgain/2, frontAgain)
 }

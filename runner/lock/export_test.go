@@ -16,8 +16,8 @@ func OfList(cfg Config) Config {
 type Bid = bid
 
 // NewBid is newBid, without a guard.
-func NewBid(s *session.Session, cfg Config, returning bool) *Bid {
-	return newBid(s, cfg, returning, nil)
+func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
+	return newBid(s, cfg, contested, nil)
 }
 
 func (b *Bid) Try(ctx context.Context) (granted bool, err error) { return b.try(ctx) }

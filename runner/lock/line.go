@@ -52,12 +52,12 @@ func (w *waiter) join(ctx context.Context) error {
 // its last try was granted. It is identified by its number and its ticket.
 func (w *waiter) endFormerQuery() (query []string) {
 	former := w.candidate.former
-	if former == nil || w.cfg.Claim.Shared { // readers may share a ticket
+	if former.ticket == 0 || w.cfg.Claim.Shared { // readers may share a ticket
 		return nil
 	}
 	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
 WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
-		endPatience.Milliseconds(), advisory.InThisDatabaseSQL, advisory.InLinesSQL(w.cfg.Claim.lines()...), former.place.ticket, advisory.IsTicketSQL, former.s.BackendPID())}
+		endPatience.Milliseconds(), advisory.InThisDatabaseSQL, advisory.InLinesSQL(w.cfg.Claim.lines()...), former.ticket, advisory.IsTicketSQL, former.backend)}
 }
 
 // endPatience is how long the server waits for a session that it was told to end.
@@ -118,7 +118,7 @@ func (w *waiter) actOnLook(ctx context.Context, found *evidence.Look) (err error
 func (w *waiter) tryLater() { w.turn.TryLater(time.Now(), w.watches()) }
 
 // watches says whether the heartbeat watches the holder.
-func (w *waiter) watches() bool { return w.watched.found() != off }
+func (w *waiter) watches() bool { return w.watched.current() != off }
 
 // knowsLess says whether others in line may know more of the last holder than this waiter, which
 // may have just come back to its place and heard nothing. This waiter would have to hold the lock
@@ -231,8 +231,8 @@ func (b *bid) lineLock(which placeLock) advisory.Lock {
 	return ticket
 }
 
-// joined says whether the bid stands in line, or has stood there.
-func (p *place) joined() bool { return p.line != lockkey.ID{} }
+// everJoined says whether the bid stands in line, or has stood there.
+func (p *place) everJoined() bool { return p.line != lockkey.ID{} }
 
 // nextLine is the lock in whose line the bid waits for what is missing.
 func (b *bid) nextLine() lockkey.ID {

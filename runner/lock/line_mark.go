@@ -37,7 +37,7 @@ func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
 	for _, id := range common {
 		marks = append(marks, takenSQL(advisory.CommonMarkOf(id).TrySQL()))
 	}
-	if b.place.joined() && b.listens && !b.place.has[markLock] {
+	if b.place.everJoined() && b.listens && !b.place.has[markLock] {
 		marks = append(marks, b.ticketMarkSQL())
 	}
 	return selectQuery(marks), func(answer session.Rows) {
@@ -58,7 +58,7 @@ func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
 // lacksCommon are the locks whose common marks the bid lacks: it listens to announcements about
 // them, and has no ticket for some of the claim's locks.
 func (b *bid) lacksCommon() (ids []lockkey.ID) {
-	if !b.listens || b.place.joined() && b.cfg.Claim.hasOneLine() {
+	if !b.listens || b.place.everJoined() && b.cfg.Claim.hasOneLine() {
 		return nil
 	}
 	for _, id := range b.cfg.Claim.IDs {

@@ -206,25 +206,25 @@ func (w *watch) judge(of evidence.Seat, ask askPace, received boottime.Instant, 
 // unwatch ends the watch, if there is one.
 func (w *waiter) unwatch() {
 	w.watched.mu.Lock()
-	found := w.watched.state
+	was := w.watched.state
 	w.watched.state = off
 	w.watched.mu.Unlock()
-	if found != off {
+	if was != off {
 		w.beatPlainly()
 	}
 }
 
 // actOnWatch acts on what the watch has found.
 func (w *waiter) actOnWatch() {
-	found := w.watched.found()
-	if found == off || found == watching {
+	state := w.watched.current()
+	if state == off || state == watching {
 		return
 	}
 	w.unwatch()
-	w.turn.WatchEnds(time.Now(), found == shouldTry)
+	w.turn.WatchEnds(time.Now(), state == shouldTry)
 }
 
-func (w *watch) found() watchState {
+func (w *watch) current() watchState {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.state

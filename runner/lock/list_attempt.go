@@ -24,16 +24,16 @@ type Attempt struct {
 }
 
 // Attempt begins an attempt at the item whose lock cfg's Claim names. If the last attempt has kept
-// listening, this one knows what was heard meanwhile. Otherwise returning says that others may have
+// listening, this one knows what was heard meanwhile. Otherwise contested says that others may have
 // had the lock since an earlier attempt of the caller's.
-func (l *List) Attempt(cfg Config, returning bool) *Attempt {
+func (l *List) Attempt(cfg Config, contested bool) *Attempt {
 	a := &Attempt{list: l, renewed: make(chan boottime.Instant, 1)}
 	id := cfg.Claim.IDs[0]
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if a.bid = l.kept[id]; a.bid == nil {
 		cfg.ofList = true
-		a.bid = newBid(l.Session, cfg, returning, nil)
+		a.bid = newBid(l.Session, cfg, contested, nil)
 	}
 	a.bid.attempt = a
 	l.underWay[id] = a

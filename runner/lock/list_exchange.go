@@ -30,7 +30,7 @@ func (l *List) Exchange(last, next *Attempt) (released, tried error) {
 		wanted = next.bid
 	}
 	if ended != nil || wanted != nil {
-		x := l.join(ended, wanted)
+		x := l.addToNext(ended, wanted)
 		<-x.done
 		if ended != nil {
 			released = x.released
@@ -91,8 +91,8 @@ type exchange struct {
 // mostJoined limits the locks in one exchange: a statement can have 1,664 columns.
 const mostJoined = 256
 
-// join adds a lock to release, one to try for, or both to the exchange that is sent next.
-func (l *List) join(ended *Held, next *bid) *exchange {
+// addToNext adds a lock to release, one to try for, or both to the exchange that is sent next.
+func (l *List) addToNext(ended *Held, next *bid) *exchange {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	x := l.nextExchange
@@ -232,7 +232,7 @@ func (x *exchange) freeAndTryQuery() string {
 // drawQuery is the query that draws one token for all bids. tryFits says that none uses a
 // ledger.
 func (x *exchange) drawQuery() string {
-	return x.next[0].cfg.drawQueryOf(x.wanted().locks(), "NULL")
+	return x.next[0].cfg.bareDrawQuery(x.wanted().locks(), "NULL")
 }
 
 // freed are the locks to release.

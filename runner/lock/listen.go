@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/pglead/pglead/runner/advisory"
@@ -86,6 +87,34 @@ func (b *bid) collect(l advisory.Lock) {
 			nudge(b.news)
 		}
 	})
+}
+
+// trusts says whether a session's words count.
+func (b *bid) trusts(pid uint32) bool {
+	for _, e := range b.evidence {
+		if e.Trusts(pid) {
+			return true
+		}
+	}
+	return false
+}
+
+// askRoles asks for the roles of sessions whose words may count.
+func (b *bid) askRoles(ctx context.Context) error {
+	for _, e := range b.evidence {
+		for _, pid := range e.RolesWanted() {
+			rows, err := b.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
+			if err != nil {
+				return b.cfg.rejected(err)
+			}
+			role := uint64(0)
+			if row, err := rows.Only(1); err == nil {
+				role, _ = strconv.ParseUint(row[0], 10, 32)
+			}
+			e.NoteRole(pid, uint32(role))
+		}
+	}
+	return nil
 }
 
 // unlisten stops listening, and forgets what was heard.

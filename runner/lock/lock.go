@@ -8,7 +8,7 @@
 // new session, or its silence. Otherwise the lock-delay has to pass (package evidence). A ledger
 // may also say that the command is dead, or make a first try wait.
 //
-// Ten words are enough to follow one run:
+// Eleven words are enough to follow one run:
 //
 //	claim      the locks that a run wants: all of them or, with slots, any one
 //	candidate  a process that wants a claim, and opens a new session when it lost one
@@ -16,13 +16,14 @@
 //	refused    a try is refused if others hold the lock, and so is a run that gives up for
 //	           that reason. A try that the server answers with an error is rejected
 //	contested  others have the lock, or may have had it while the bid did not listen, so
-//	           that it takes evidence to start at once
+//	           that it takes evidence to start at once; otherwise the lock is untouched
 //	waiter     a candidate's bid, which may wait, and what it then knows of its line
 //	verdict    how long a granted lock is held without a command: not at all or, where there
 //	           is no evidence, for the lock-delay
+//	grant      a lock that a bid has got, since when, and the verdict on it
 //	draw       the query that makes the token, and announces the start with it (drawQuery)
-//	held       what a bid has got so far: locks, and later the token
-//	settle     the steps from the last lock to the start: the delay, the draw, the ledger
+//	settle     the steps from the last grant to the start: the delay, the draw, the ledger
+//	held       locks that have settled: a command may be started under them
 //
 // The others are here to be looked up. About one run:
 //
@@ -62,7 +63,7 @@
 //	      take                         bid.try and, if it is refused, waits: in line or by poll
 //	        standInLine                joins the line (line.go), sleeps, decides, tries and looks
 //	          tryNow                   bid.try, or a burst
-//	            noteResult  bid.go     what was granted
+//	            noteTry     bid.go     what was granted
 //	      bid.settle     settle.go     until the command may start
 //	  outlast                          after a loss: the pause before the next session
 //	Held.Release         held.go       after the command

@@ -74,56 +74,8 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	h := b.held()
 	h.settledAt, h.stepDowns = time.Now(), make(chan StepDown, 1)
 	h.coversEarlier = !slices.ContainsFunc(b.grants, func(g grant) bool { return !g.verdict.CoversEarlier })
-	h.showsEnd = b.place.joined() && b.cfg.showsToken()
+	h.showsEnd = b.place.everJoined() && b.cfg.showsToken()
 	return h, nil
-}
-
-// rest is for how much longer the locks have to be held before a command may start, by the verdicts
-// on them. A lock that was granted without a delay needs none later.
-func (b *bid) rest() (rest time.Duration) {
-	for i := range b.grants {
-		rest = max(rest, b.restOf(&b.grants[i]))
-	}
-	return rest
-}
-
-// restOf is rest for one lock. It notes in the grant what has changed since: evidence that no earlier
-// command is alive, or a longer delay, because a role was looked up. On a first try the current
-// verdict has what is left of the delay.
-func (b *bid) restOf(g *grant) time.Duration {
-	now := b.verdictOn(g.ID)
-	switch {
-	case g.verdict.Delay == 0:
-		return 0
-	case now.Delay == 0:
-		g.verdict = now
-		return 0
-	}
-	g.verdict.Delay = max(g.verdict.Delay, now.Delay)
-	return max(0, min(g.verdict.Delay-g.heldFor(), now.Delay))
-}
-
-// heldFor is how long nobody else can have held the lock.
-func (g grant) heldFor() time.Duration {
-	if g.since.IsZero() {
-		return 0
-	}
-	return time.Since(g.since)
-}
-
-// confirmGrants has the standbys of a quorum confirm that this server is still the primary, unless
-// they have done so since the grants. From then on the locks count as held.
-func (b *bid) confirmGrants(ctx context.Context) error {
-	if !b.grants[0].since.IsZero() {
-		return nil
-	}
-	if err := b.s.AwaitStandbys(ctx); err != nil {
-		return err
-	}
-	for i := range b.grants {
-		b.grants[i].since = time.Now()
-	}
-	return nil
 }
 
 // waitOut holds the locks without a command for the rest of the delay, in which a former holder's

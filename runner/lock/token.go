@@ -37,7 +37,7 @@ const tokenSQL = "(" + session.TimelineSQL + " << 48 | pg_catalog.pg_current_xac
 // systemSQL is an SQL expression for the cluster that the token belongs to.
 const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 
-// The columns of a row of drawQuery that noteDrawn reads. Others follow, and lockColumns are the
+// The columns of a row of drawQuery that noteDrawn reads. Others follow, and lockColumnsSQL are the
 // last.
 const (
 	drawnToken   = iota
@@ -51,15 +51,15 @@ const (
 
 // These end a query, after its own columns. The last three columns name a lock. The locks are from
 // the function behind the view pg_locks: a new backend takes three times as long for the view as
-// for the whole of this query. areOwn keeps those that this session holds. A session has locks
+// for the whole of this query. areOwnSQL keeps those that this session holds. A session has locks
 // in its own database only.
 const (
-	lockColumns = "classid, objid, objsubid"
-	fromLocks   = "\nFROM pg_catalog.pg_lock_status()"
-	areOwn      = "\nWHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
+	lockColumnsSQL = "classid, objid, objsubid"
+	fromLocksSQL   = "\nFROM pg_catalog.pg_lock_status()"
+	areOwnSQL      = "\nWHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
 )
 
-// isListed says whether a row that ends with lockColumns shows this lock.
+// isListed says whether a row that ends with lockColumnsSQL shows this lock.
 func isListed(l advisory.Lock, row []string) bool {
 	columns := fmt.Sprint(l.ClassID(), l.ObjID(), l.ObjSubID())
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
@@ -86,17 +86,17 @@ func (b *bid) drawQuery(locks []advisory.Lock, columns ...string) string {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
 		started = "(SELECT " + b.cfg.ledgerRun().StartSQL(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
 	}
-	return b.cfg.drawQueryOf(locks, started, columns...)
+	return b.cfg.bareDrawQuery(locks, started, columns...)
 }
 
-// drawQueryOf is drawQuery for a bid whose start in the ledger is the SQL expression started, or
+// bareDrawQuery is drawQuery for a bid whose start in the ledger is the SQL expression started, or
 // NULL.
-func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, columns ...string) string {
+func (cfg *Config) bareDrawQuery(locks []advisory.Lock, started string, columns ...string) string {
 	all := []string{
 		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",
 		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started,
 	}
-	from := fromLocks
+	from := fromLocksSQL
 	if cfg.ofList {
 		all = append(all, "NULL", "NULL")
 	} else {
@@ -117,7 +117,7 @@ func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, columns ..
 		all = append(all, fmt.Sprintf("CASE WHEN %s THEN %s END", condition, notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))))
 	}
 	// The session may have other locks, such as a ticket.
-	return "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areOwn + " AND " + advisory.AmongSQL(ids)
+	return "SELECT " + strings.Join(append(all, lockColumnsSQL), ",\n\t") + from + areOwnSQL + " AND " + advisory.AmongSQL(ids)
 }
 
 // noteDrawn notes what drawQuery returned.
@@ -138,7 +138,7 @@ func (b *bid) noteDrawn(rows session.Rows) error {
 	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 
-// areListed makes sure that the rows, which end with lockColumns, show all locks that are held.
+// areListed makes sure that the rows, which end with lockColumnsSQL, show all locks that are held.
 func (b *bid) areListed(rows session.Rows) error {
 	for _, l := range b.granted() {
 		if !slices.ContainsFunc(rows, func(row []string) bool { return isListed(l, row) }) {

@@ -36,7 +36,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+fromLocks+areOwn)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumnsSQL+fromLocksSQL+areOwnSQL)})
 	b.noteLeft()
 	if err != nil {
 		return b.cfg.rejected(err)

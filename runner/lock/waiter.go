@@ -41,9 +41,7 @@ func (c *Candidate) newWaiter(s *session.Session, start StartGuard) *waiter {
 		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
 	w.heard = make(chan evidence.Announcement, mostHeard)
-	if c.former != nil {
-		w.place.ticket = c.former.place.ticket
-	}
+	w.place.ticket = c.former.ticket
 	return w
 }
 
@@ -55,7 +53,7 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 		if err := w.take(ctx); err != nil {
 			return nil, err
 		}
-		w.candidate.answered()
+		w.candidate.noteAnswer()
 		held, err := w.settle(ctx)
 		if err == nil {
 			held.toCall = w.whomToCall()
@@ -99,7 +97,7 @@ func (w *waiter) take(ctx context.Context) error {
 // awaitGrant waits until all that the claim asks for is granted, or the time is up: by polling or
 // in line, in that of one lock after the other.
 func (w *waiter) awaitGrant(ctx context.Context) error {
-	w.candidate.answered()
+	w.candidate.noteAnswer()
 	w.cfg.Log.Info("waiting for the lock", "event", "waiting")
 	wait := w.poll
 	if w.cfg.announces() {

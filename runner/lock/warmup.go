@@ -27,7 +27,7 @@ func (h *Held) endWarmupQuery() (query []string) {
 func (w *waiter) turnWarmupQueries() (queries []string) {
 	locks := w.cfg.Claim.locks()
 	if w.cfg.drawsWithTry() {
-		queries = append(queries, w.burstQuery(burstTries), w.cfg.drawQueryOf(locks, "NULL")+" AND pid IS NULL")
+		queries = append(queries, w.burstQuery(burstTries), w.cfg.bareDrawQuery(locks, "NULL")+" AND pid IS NULL")
 	}
 	if w.usesLedger() && !w.cfg.Session.Quorum {
 		queries = append(queries, "SELECT "+w.cfg.ledgerRun().StartSQL(w.cfg.ledgerLocks(locks)[0], "NULL", "NULL"))
