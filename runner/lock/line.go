@@ -16,11 +16,19 @@ import (
 )
 
 // The line consists of the sessions that wait. None of them blocks in the server: each is idle
-// between two looks. Each has a ticket, an advisory lock of its own whose number says when it came.
-// The order is only for fairness: the promise rests on the lock itself. Not only the first but the
-// first three watch the holder (line_silence.go, line_watch.go), in case one of these waiters is
-// frozen. The first 24 listen, and have a mark that says so. The others are dormant
-// (line_dormant.go). Package crowd says when each of them tries and looks (crowd.Turn).
+// between two looks. The order is only for fairness: the promise rests on the lock itself. Package
+// crowd says when each of them tries and looks (crowd.Turn). These are the line's words, each with
+// its file:
+//
+//	place      a waiter's ticket, an advisory lock of its own whose number says when it came,
+//	           and other locks that it has for its place. Its rank is the number of its place,
+//	           from 1
+//	mark       says that a session listens: of those in line, the first 24 (line_mark.go)
+//	arrival    says that a waiter is about to join, and doesn't listen yet (line_mark.go)
+//	dormant    a waiter behind those; a call makes it listen (line_dormant.go)
+//	watch      the question about the holder alone that the first three ask with their
+//	           heartbeats, in case one of them is frozen (line_watch.go, line_silence.go)
+//	gate       keeps out newcomers or readers (takeGate)
 
 // join listens, takes a ticket and looks, in one message. If the waiter is not one of the first,
 // actOnLook then makes it dormant.

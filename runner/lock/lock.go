@@ -25,51 +25,33 @@
 //	settle     the steps from the last grant to the start: the delay, the draw, the ledger
 //	held       locks that have settled: a command may be started under them
 //
-// The others are here to be looked up. About one run:
-//
-//	first try       what a session tries before it stands in line, if it may (firstTrySQL)
-//	second session  draws the token, where that of the lock can't (token_second.go)
-//	announce        tell those who listen what becomes of a lock, by NOTIFY (announce.go)
-//	record          tell the ledger how a command ended (ledger_end.go)
-//	report          do both on a new session, after a loss (report.go)
-//
-// In pglead each, instead of a candidate and a waiter:
-//
-//	list      one session for many bids. Nobody stands in line: a refused item is tried again
-//	attempt   one bid for the lock of one of the list's items
-//	exchange  one message that releases a lock and tries for the next one
-//
-// In line, for speed and fairness alone:
-//
-//	line     the waiters, each with a ticket
-//	place    a bid's place in line: its ticket, and other locks that it has for that. Its rank
-//	         is the number of the place, from 1
-//	watch    the question about the holder alone that the first in line ask with their
-//	         heartbeats
-//	burst    many tries in one statement, when the lock is about to be freed
-//	dormant  a waiter so far behind that it doesn't listen
-//
-// Three packages below know no session, and explain their own words. Package advisory has all locks
-// that pglead takes, and their SQL; the table at its top says what a ticket, a mark, an arrival, a
-// call and a gate are. Package evidence has what a waiter has heard and seen of a lock's holders (a
-// look shows all of it at once), and the verdict: start at once, or after a delay. Package crowd
-// decides who of many listens, and when each looks and tries (its turn).
-//
 // This is how one run takes and releases its locks:
 //
 //	Candidate.Acquire    candidate.go  sessions come and go
-//	  attempt                          opens one; its login may carry the first try
+//	  attempt                          opens one; its login may carry the first try (firstTrySQL)
 //	    waiter.acquire   waiter.go     again after each pause in the ledger
 //	      take                         bid.try and, if it is refused, waits: in line or by poll
 //	        standInLine                joins the line (line.go), sleeps, decides, tries and looks
-//	          tryNow                   bid.try, or a burst
+//	          tryNow                   bid.try, or a burst: many tries in one statement
 //	            noteTry     bid.go     what was granted
 //	      bid.settle     settle.go     until the command may start
 //	  outlast                          after a loss: the pause before the next session
 //	Held.Release         held.go       after the command
 //
-// Each of the other files is one mechanism, which its first comment explains: line_*.go those of
-// the line, ledger_*.go those of a ledger, and list_*.go those of pglead each.
+// Each of the other files is one mechanism, and its first comment explains the words that only that
+// one needs:
+//
+//	announce.go      what becomes of a lock is announced to those who listen, by NOTIFY
+//	ledger_*.go      the ledger is asked whether a run may start, and has its end recorded
+//	report.go        after a loss, a new session announces and records how the command ended
+//	token_second.go  a second session draws the token where that of the lock can't
+//	list*.go         pglead each: one session for many bids, and no line
+//	line*.go         the order of the waiters, for fairness and speed alone
+//
+// Three packages below know no session. Package advisory has all locks that pglead takes, and their
+// SQL. Package evidence has what a waiter has heard and seen of a lock's holders (a look shows all
+// of it at once), and the verdict. Package crowd decides who of many listens, and when each looks
+// and tries (its turn).
 //
 // The ways of locking (slots, readers, a quorum, ...) and what differs in each are in modes.go.
 //
