@@ -233,11 +233,7 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 		c.returning, c.foundFull = false, false // it is new there
 		return nil
 	}
-	rest := p.next(c.front, err)
-	if isFull(err) && cfg.Wait > 0 {
-		rest = pace.Between(crowd.NextAway(p.crowded))
-	}
-	rest = crowd.AwayFor(rest, c.timeLeft())
+	rest := crowd.AwayFor(p.next(c.front, err), c.timeLeft())
 	waitsOut := session.Passing(err) || cfg.Endures && c.Reached()
 	if !waitsOut || c.timeLeft() <= rest {
 		return err
@@ -294,6 +290,8 @@ func (p *reconnects) next(front bool, err error) time.Duration {
 	}
 	var e *session.Error
 	switch {
+	case isFull(err):
+		return pace.Between(crowd.NextAway(p.crowded))
 	case front && (errors.As(err, &e) && e.LoginRejected || session.AnsweredError(err) != nil):
 		return p.rejected.Half()
 	case !front || time.Since(p.since) > frontFor:

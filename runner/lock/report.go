@@ -98,13 +98,13 @@ func Report(ctx context.Context, lost When, runs ...*Held) {
 
 var errTooLate = errors.New("the database did not answer in time")
 
-// persistReport calls report until it succeeds, fails for a reason that isn't waited out, or ctx
+// persistReport calls reportOnce until it succeeds, fails for a reason that isn't waited out, or ctx
 // ends.
 func persistReport(ctx context.Context, announces bool, owing *Held, runs []*Held) error {
 	cfg := runs[0].cfg
 	cfg.SayTryingAfter(cfg.LockDelay)
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
-		err := report(ctx, announces, owing, runs)
+		err := reportOnce(ctx, announces, owing, runs)
 		if err == nil {
 			cfg.Observer.away(nil)
 			return nil
@@ -122,9 +122,9 @@ func persistReport(ctx context.Context, announces bool, owing *Held, runs []*Hel
 // waiters can look up its role.
 const stayAfterDeath = time.Second
 
-// report opens a new session, on which it records the ends, if the ledger has the runs, and
+// reportOnce opens a new session, on which it records the ends, if the ledger has the runs, and
 // announces the deaths, if it is to.
-func report(ctx context.Context, announces bool, owing *Held, runs []*Held) error {
+func reportOnce(ctx context.Context, announces bool, owing *Held, runs []*Held) error {
 	cfg := runs[0].cfg.sessionConfig()
 	cfg.Quorum = false
 	if owing != nil {
