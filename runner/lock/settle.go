@@ -103,7 +103,10 @@ func (b *bid) waitOut(ctx context.Context) error {
 	if err := b.confirmGrants(ctx); err != nil {
 		return err
 	}
-	if err := b.hold(ctx, b.rest(), "lock granted without evidence that its last holder is dead", nil); err != nil {
+	if rest = b.rest(); rest == 0 { // something was heard meanwhile
+		return nil
+	}
+	if err := b.hold(ctx, rest, "lock granted without evidence that its last holder is dead", nil); err != nil {
 		return err
 	}
 	b.rest() // notes what was heard
