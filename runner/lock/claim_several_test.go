@@ -3,6 +3,7 @@ package lock_test
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -182,6 +183,41 @@ func TestDelayOverBeforeLastGrant(t *testing.T) {
 	}
 	if said := log.said(); len(said) > 0 {
 		t.Errorf("it says %q", said)
+	}
+}
+
+// TestDelayEndsWithLastLock: nor does it wait for the first one's word of an end, if it hears that
+// the last one's holder is dead.
+func TestDelayEndsWithLastLock(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	h := acquire(t, config(t, server.DSN("postgres"), exclusive(8)))
+	cfg := config(t, server.DSN("postgres"), exclusive(7, 8))
+	cfg.LockDelay = 5 * time.Second
+	log := &contender{}
+	cfg.Log = slog.New(log)
+	b := lock.NewBid(open(t, cfg), cfg, true)
+	if err := b.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !try(t, b) {
+		t.Fatal("the first lock is free, and the try is refused")
+	}
+	time.Sleep(cfg.LockDelay)
+	tear(t, server, h)
+	eventually(t, "the last lock is free", func() bool { return try(t, b) })
+	granted, settled := time.Now(), make(chan error, 1)
+	go func() {
+		_, err := b.Settle(t.Context())
+		settled <- err
+	}()
+	eventually(t, "it waits for the last lock's command", func() bool { return slices.Contains(log.said(), "delayed") })
+	lock.Report(t.Context(), lock.WhileRunning, h)
+	if err := <-settled; err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(granted); took >= cfg.LockDelay {
+		t.Errorf("it has waited for all of the delay, %v", took)
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 // grant is a lock that was granted.
 type grant struct {
 	advisory.Lock
-	// verdict is that of the moment of the grant, with any longer delay that was called for later. It
-	// gives way to one without a delay.
+	// verdict is that of the moment of the grant, until a later one calls for a longer delay, or for
+	// none (restOf).
 	verdict evidence.Verdict
 	// since is the time after which nobody else can have held the lock. With a quorum it is zero until
 	// the standbys have confirmed that.
@@ -37,19 +37,20 @@ func (b *bid) rest() (rest time.Duration) {
 }
 
 // restOf is rest for one lock. It notes in the grant what has changed since: evidence that no earlier
-// command is alive, or a longer delay, because a role was looked up. On a first try the current
-// verdict has what is left of the delay.
+// command is alive, or a longer delay, because a role was looked up. After a first try the current
+// verdict may have what is left of the delay (firstTryDelay).
 func (b *bid) restOf(g *grant) time.Duration {
-	now := b.verdictOn(g.ID)
+	now, held := b.verdictOn(g.ID), g.heldFor()
+	longest := max(g.verdict.Delay, now.Delay)
 	switch {
-	case g.verdict.Delay == 0:
+	case g.verdict.Delay == 0, held >= longest: // there was no delay, or it is over
 		return 0
 	case now.Delay == 0:
 		g.verdict = now
 		return 0
 	}
-	g.verdict.Delay = max(g.verdict.Delay, now.Delay)
-	return max(0, min(g.verdict.Delay-g.heldFor(), now.Delay))
+	g.verdict.Delay = longest
+	return min(longest-held, now.Delay)
 }
 
 // heldFor is how long nobody else can have held the lock.

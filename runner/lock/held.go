@@ -42,8 +42,8 @@ type Held struct {
 	mayAnnounceEnd bool
 }
 
-// held are the locks that the bid has got so far. They are to be given back, or reported after a
-// loss. Only settle makes those under which a command may start.
+// held are the locks that the bid has got so far, to be given back, or reported after a loss. Only
+// settle makes of them those under which a command may start.
 //
 // The end may be announced if the start was, and no earlier command can be alive, since a waiter
 // that hears of the end starts at once. After a delay that was waited out nothing is announced

@@ -24,6 +24,27 @@ func TestPauseForgets(t *testing.T) {
 	waitsBeside(t, waiter)
 }
 
+// TestPauseForgetsAllLocks: so it is with each of several locks, also with one that was free before
+// the pause.
+func TestPauseForgetsAllLocks(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	h := acquire(t, config(t, dsn, exclusive(8)))
+	cfg := ledgered(config(t, dsn, exclusive(7, 8)))
+	cfg.Claim.Keys = []string{"first", "last"}
+	waiter := contend(t, cfg)
+	inLine(t, server, id(8), 1)
+	query(t, server, "SELECT pglead.pause_1(7, 1::smallint, 'first', 'infinity', 'ann', NULL)")
+	release(t, h)
+	eventually(t, "it sits the pause out", func() bool { return slices.Contains(waiter.said(), "paused") })
+	tear(t, server, acquire(t, config(t, dsn, exclusive(7))))
+	h = acquire(t, config(t, dsn, exclusive(8)))
+	query(t, server, "SELECT pglead.resume_1(7, 1::smallint)")
+	inLine(t, server, id(8), 1)
+	release(t, h)
+	waitsBeside(t, waiter)
+}
+
 // TestPauseExtended: if a pause takes the place of a shorter one, the ledger is not asked more
 // often, and the refusal names the new pause.
 func TestPauseExtended(t *testing.T) {

@@ -179,7 +179,8 @@ func (l *ledgerStart) holdForOpenRun(ctx context.Context, rest time.Duration, ho
 	if err := l.bid.beginDelay(ctx, rest); err != nil {
 		return err
 	}
-	return l.bid.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host), ask)
+	heardDead := func() bool { return l.bid.delayOn(l.bid.granted()) == 0 }
+	return l.bid.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host), heardDead, ask)
 }
 
 // closeDead puts into the proof which of the open runs are dead. It returns for how long another

@@ -23,8 +23,8 @@ import (
 //	              the session was lost                the ledger has         waiters hear
 //	WhileRunning  while the command ran               lost, or SetEnd's end  dead
 //	AfterEnd      after the command's end             SetEnd's end           dead; not of a list
-//	beforeStart   or given up, before its command's   stopped                dead, unless a
-//	              start, but after the announcement                          delay began
+//	beforeStart   or given up, before its command's   stopped                dead, unless there was
+//	              start, but after the announcement                          a delay
 //	inRelease     not at all, or by the release:      SetEnd's end           nothing more
 //	              somebody has canceled the record
 //

@@ -106,17 +106,14 @@ func (b *bid) waitOut(ctx context.Context) error {
 	if rest = b.rest(); rest == 0 { // something was heard meanwhile
 		return nil
 	}
-	if err := b.hold(ctx, rest, "lock granted without evidence that its last holder is dead", nil); err != nil {
-		return err
-	}
-	b.rest() // notes what was heard
-	return nil
+	over := func() bool { return b.rest() == 0 }
+	return b.hold(ctx, rest, "lock granted without evidence that its last holder is dead", over, nil)
 }
 
-// hold holds the locks without a command for the delay, or until announcements show that no earlier
-// command is alive. ask, unless it is nil, is called every askLedgerEvery; when it returns done,
-// hold returns, too.
-func (b *bid) hold(ctx context.Context, delay time.Duration, why string, ask func() (done bool, err error)) error {
+// hold holds the locks without a command for the delay, or until it is over by what was heard: over
+// is asked with each announcement. ask, unless it is nil, is called every askLedgerEvery; when it
+// returns done, hold returns, too.
+func (b *bid) hold(ctx context.Context, delay time.Duration, why string, over func() bool, ask func() (done bool, err error)) error {
 	b.logDelay(ctx, delay, why)
 	b.cfg.SayTryingAfter(delay)
 	defer b.cfg.Observer.delayed(delay)()
@@ -140,7 +137,7 @@ func (b *bid) hold(ctx context.Context, delay time.Duration, why string, ask fun
 			if err := b.askRoles(ctx); err != nil {
 				return err
 			}
-			if b.delayOn(b.granted()) == 0 {
+			if over() {
 				return nil
 			}
 		case <-b.s.Done():

@@ -22,8 +22,8 @@ import (
 // State is what the evidence amounts to.
 type State int
 
-// Whoever is granted the lock starts at once if the state is Ended, or Untouched by an old server.
-// Otherwise the lock is first held for the delay (Verdict).
+// Whoever is granted the lock starts at once if the state is Ended, or if it is Untouched and the
+// server is not young. Otherwise the lock is first held for the delay (Verdict).
 const (
 	Untouched State = iota // nobody else is known to have the lock, or to have had it
 	Contested              // others have it, or may have had it; no start of theirs is known
@@ -66,7 +66,7 @@ type Evidence struct {
 	shared    bool          // the waiter is a reader: other readers don't keep it out
 
 	mu        sync.Mutex
-	contested bool // by Contest, by a refusal, or by what was forgotten since
+	contested bool // by Contest, or by a refusal
 	findings
 }
 
@@ -132,11 +132,10 @@ func (e *Evidence) Untouched() bool {
 	return e.state() == Untouched
 }
 
-// Forget forgets what was heard and seen, but not that others have, or had, the lock.
+// Forget forgets what was heard and seen, but not Contest and refusals.
 func (e *Evidence) Forget() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.contested = e.state() != Untouched
 	e.findings = findings{peers: map[uint32]peer{}}
 }
 

@@ -135,7 +135,7 @@ func TestStates(t *testing.T) {
 		{"contested, refused", contested, refused, Contested},
 		{"contested, silent", contested, silent, Ended},
 		{"contested, forgotten", contested, func(h told) { h.Forget() }, Contested},
-		{"running, forgotten", running, func(h told) { h.Forget() }, Contested},
+		{"running, forgotten", running, func(h told) { h.Forget() }, Untouched},
 		{"running, a start", running, func(h told) { h.says(second, Started, 6) }, Running},
 		{"running, another holder is seen", running, func(h told) { h.looks(holds(second, theirs, 6)) }, Running},
 		{"running, one before it had the lock since the mark", running, func(h told) { h.says(speaker, Clean, 4, sinceMark); verify(h, speaker) }, Running},
