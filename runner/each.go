@@ -31,7 +31,7 @@ type EachConfig struct {
 	Progress func(Tally)
 }
 
-// Task is the lock and the command of one item of the list. While a worker is at it, it is a job.
+// Task is the lock and the command of one item of the list.
 type Task struct {
 	Key     string
 	ID      lockkey.ID
@@ -84,18 +84,18 @@ func (p *process) workOn(cfg EachConfig) (tally Tally, err error) {
 	defer stopReport()
 	e := &each{
 		process: p, cfg: cfg, cancel: cancel, stopReport: stopReport, warned: map[[2]string]bool{},
-		jobs: jobs{active: map[lockkey.ID]*job{}},
-		ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
+		active: activeItems{byLock: map[lockkey.ID]*activeItem{}},
+		ends:   itemEnds{known: map[lockkey.ID]itemEnd{}},
 	}
 	stopped := make(chan struct{})
 	defer close(stopped)
 	go e.passOnSignals(stopped)
 
 	if !cfg.Lock.Session.Transaction {
-		if e.shared, err = e.openList(ctx); err != nil {
+		if e.common, err = e.openList(ctx); err != nil {
 			return e.tally, err
 		}
-		defer e.shared.Close()
+		defer e.common.Close()
 	}
 	e.passes(ctx)
 	for _, lost := range e.lost {
@@ -118,9 +118,9 @@ type each struct {
 	stopReport context.CancelFunc // of losses: called when a signal asks this process to end
 	returning  bool               // this is a later pass, over items that were skipped before
 
-	jobs   jobs
+	active activeItems
 	ends   itemEnds
-	shared *lock.List // of all workers; nil with transactions
+	common *lock.List // of all workers; nil with transactions
 
 	mu       sync.Mutex // guards all that follows while workers run
 	tally    Tally
@@ -188,8 +188,8 @@ func (e *each) openList(ctx context.Context) (*lock.List, error) {
 // workingList returns the list of all workers. With transactions it opens a new session, which leave
 // closes.
 func (e *each) workingList(ctx context.Context) (l *lock.List, leave func(), err error) {
-	if e.shared != nil {
-		return e.shared, func() {}, nil
+	if e.common != nil {
+		return e.common, func() {}, nil
 	}
 	if l, err = e.openList(ctx); err != nil {
 		return nil, nil, err

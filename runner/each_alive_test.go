@@ -119,18 +119,18 @@ func TestWorkersAreAlive(t *testing.T) {
 	id := func(number int64) lockkey.ID { return lockkey.ID{Number: number} }
 	for name, first := range map[string][]lockkey.ID{"another item": {id(other)}, "a session": nil} {
 		t.Run(name, func(t *testing.T) {
-			js := jobs{active: map[lockkey.ID]*job{id(item): {}, id(other): {}}}
+			active := activeItems{byLock: map[lockkey.ID]*activeItem{id(item): {}, id(other): {}}}
 			var last time.Duration
 			alive := func(within time.Duration) { last = within }
-			js.sayAlive(first, 2*time.Hour, alive)
-			if js.sayAlive(nil, time.Second, alive); last < time.Hour {
+			active.sayAlive(first, 2*time.Hour, alive)
+			if active.sayAlive(nil, time.Second, alive); last < time.Hour {
 				t.Errorf("the list is not stuck for %v, want two hours", last)
 			}
-			js.sayAlive([]lockkey.ID{id(item)}, time.Second, alive)
+			active.sayAlive([]lockkey.ID{id(item)}, time.Second, alive)
 			if last < time.Hour {
 				t.Errorf("the list is not stuck for %v, want two hours", last)
 			}
-			js.sayAlive([]lockkey.ID{id(item)}, 3*time.Hour, alive)
+			active.sayAlive([]lockkey.ID{id(item)}, 3*time.Hour, alive)
 			if last < 2*time.Hour+time.Minute {
 				t.Errorf("the list is not stuck for %v, want three hours", last)
 			}

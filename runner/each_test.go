@@ -54,11 +54,11 @@ func TestHearOfOwn(t *testing.T) {
 }
 
 // workerOn is a worker that has the lock of an item, under which no command runs yet.
-func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *job) {
+func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *activeItem) {
 	t.Helper()
 	item := "1"
 	e := &each{
-		process: &process{}, warned: map[[2]string]bool{}, jobs: jobs{active: map[lockkey.ID]*job{}}, ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
+		process: &process{}, warned: map[[2]string]bool{}, active: activeItems{byLock: map[lockkey.ID]*activeItem{}}, ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
 		cfg: EachConfig{
 			Config: Config{Lock: locking}, Parallel: parallel, Progress: func(Tally) {},
 			Task: func(item string) Task { return Task{Key: item, ID: id(1), Command: []string{"true"}} },
@@ -70,27 +70,27 @@ func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *job) {
 	}
 	t.Cleanup(list.Close)
 	if !locking.Session.Transaction {
-		e.shared = list
+		e.common = list
 	}
 	w := &worker{each: e, list: list}
 	got := w.pick(t.Context(), &item)
 	if got.err != nil {
 		t.Fatal(got.err)
 	}
-	j := got.next
-	if tried := w.exchange(nil, j); tried != nil || !j.attempt.Granted() {
-		t.Fatalf("granted %t, %v", j.attempt.Granted(), tried)
+	it := got.next
+	if tried := w.exchange(nil, it); tried != nil || !it.attempt.Granted() {
+		t.Fatalf("granted %t, %v", it.attempt.Granted(), tried)
 	}
-	return w, j
+	return w, it
 }
 
 // TestRunMeanwhile: an item that another worker on the list has run between this worker's look and the
 // grant is skipped, and its lock is free.
 func TestRunMeanwhile(t *testing.T) {
 	server := testserver.Start(t, nil)
-	w, j := workerOn(t, lockOn(t, server), 1)
-	w.hear(j.name(), true)
-	if got := w.settleOrSkip(t.Context(), j, nil, false); got.next != nil || got.err != nil || w.tally.Done != 1 {
+	w, it := workerOn(t, lockOn(t, server), 1)
+	w.hear(it.name(), true)
+	if got := w.settleOrSkip(t.Context(), it, nil, false); got.next != nil || got.err != nil || w.tally.Done != 1 {
 		t.Errorf("%+v, %+v", got, w.tally)
 	}
 	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {
@@ -114,14 +114,14 @@ func TestFailedElsewhere(t *testing.T) {
 	} {
 		locking := lockOn(t, server)
 		locking.Wait = tt.wait
-		w, j := workerOn(t, locking, 1)
+		w, it := workerOn(t, locking, 1)
 		w.returning = tt.returning
-		w.hear(j.name(), false)
-		skipped, err := w.skipIfRun(t.Context(), j)
+		w.hear(it.name(), false)
+		skipped, err := w.skipIfRun(t.Context(), it)
 		if skipped != tt.skipped || err != nil || w.tally != tt.want || len(w.comeBack) != tt.want.Held {
 			t.Errorf("%+v: skipped %v, %v; %+v, %d to come back to", tt, skipped, err, w.tally, len(w.comeBack))
 		}
-		w.giveBack(j)
+		w.giveBack(it)
 	}
 }
 
@@ -144,21 +144,21 @@ func TestBarred(t *testing.T) {
 	server := testserver.Start(t, nil)
 	locking, logged := lockOn(t, server), []slog.Level{}
 	locking.Log = slog.New(levels{slog.DiscardHandler, &logged})
-	w, j := workerOn(t, locking, 1)
+	w, it := workerOn(t, locking, 1)
 	for range 2 {
-		if err := w.skipIfBarred(j, session.Errorf(session.Unreachable, "", "no memory")); err != nil {
+		if err := w.skipIfBarred(it, session.Errorf(session.Unreachable, "", "no memory")); err != nil {
 			t.Error(err)
 		}
 	}
 	if !slices.Equal(logged, []slog.Level{slog.LevelWarn, slog.LevelInfo}) || w.tally.Held != 2 || len(w.comeBack) != 2 {
 		t.Errorf("logged %v; %+v, %d to come back to", logged, w.tally, len(w.comeBack))
 	}
-	if err := w.skipIfBarred(j, session.Errorf(session.Denied, "", "not yours")); err == nil || err.Error() != "not yours" {
+	if err := w.skipIfBarred(it, session.Errorf(session.Denied, "", "not yours")); err == nil || err.Error() != "not yours" {
 		t.Errorf("the list goes on after %v", err)
 	}
 	terminateAll(t, server)
 	<-w.list.Session.Done()
-	if err := w.skipIfBarred(j, w.list.Session.Err()); !errors.As(err, new(*session.LostError)) {
+	if err := w.skipIfBarred(it, w.list.Session.Err()); !errors.As(err, new(*session.LostError)) {
 		t.Errorf("the list goes on without its session: %v", err)
 	}
 	if len(logged) != 2 || w.tally.Held != 2 {
@@ -182,34 +182,34 @@ func TestSharedConnection(t *testing.T) {
 	} {
 		locking := lockOn(t, server)
 		locking.Session.Transaction = tt.transaction
-		w, j := workerOn(t, locking, tt.parallel)
-		if got := w.settleOrSkip(t.Context(), j, nil, false); got.next == nil {
+		w, it := workerOn(t, locking, tt.parallel)
+		if got := w.settleOrSkip(t.Context(), it, nil, false); got.next == nil {
 			t.Fatal(got.err)
 		}
-		if cfg := w.newRun(j).childConfig(); cfg.SharesSocket != tt.shares || cfg.SocketLinger != tt.linger {
+		if cfg := it.run.childConfig(); cfg.SharesSocket != tt.shares || cfg.SocketLinger != tt.linger {
 			t.Errorf("%+v: shares %t, for %v", tt, cfg.SharesSocket, cfg.SocketLinger)
 		}
-		w.giveBack(j)
+		w.giveBack(it)
 	}
 }
 
-// TestJobs: an item is at work once, and a signal reaches all commands.
-func TestJobs(t *testing.T) {
-	js := jobs{active: map[lockkey.ID]*job{}}
-	enter := func(n int64) *job {
-		j := &job{Task: Task{ID: id(n)}, signals: make(chan os.Signal, 1)}
-		if js.enter(j) != nil || js.enter(j) != j {
+// TestActiveItems: an item is at work once, and a signal reaches all commands.
+func TestActiveItems(t *testing.T) {
+	active := activeItems{byLock: map[lockkey.ID]*activeItem{}}
+	enter := func(n int64) *activeItem {
+		it := &activeItem{Task: Task{ID: id(n)}, signals: make(chan os.Signal, 1)}
+		if active.enter(it) != nil || active.enter(it) != it {
 			t.Errorf("%d is not at work once", n)
 		}
-		return j
+		return it
 	}
 	a, b := enter(1), enter(2)
-	js.signal(unix.SIGUSR1)
-	js.signal(unix.SIGUSR2) // there is no room for it, and nothing waits
+	active.signal(unix.SIGUSR1)
+	active.signal(unix.SIGUSR2) // there is no room for it, and nothing waits
 	if sig := <-a.signals; sig != unix.SIGUSR1 || len(a.signals) != 0 || len(b.signals) != 1 {
 		t.Errorf("signal %v", sig)
 	}
-	js.leave(a)
+	active.leave(a)
 	enter(1)
 }
 
@@ -219,8 +219,8 @@ func TestDelayedAhead(t *testing.T) {
 	server := testserver.Start(t, nil)
 	locking := lockOn(t, server)
 	locking.PrivateServer = false // the server came up less than a lock-delay ago
-	w, j := workerOn(t, locking, 1)
-	if got := w.settleOrSkip(t.Context(), j, nil, true); got.next != nil || got.err != nil || got.retry == nil || *got.retry != j.item {
+	w, it := workerOn(t, locking, 1)
+	if got := w.settleOrSkip(t.Context(), it, nil, true); got.next != nil || got.err != nil || got.retry == nil || *got.retry != it.item {
 		t.Errorf("%+v", got)
 	}
 	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {

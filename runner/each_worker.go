@@ -38,8 +38,8 @@ type worker struct {
 
 // fetched is what a fetch ends with. Without any of these, no item in the queue was free.
 type fetched struct {
-	next  *job    // whose lock the worker now has
-	retry *string // an item that was fetched too early: it comes before those in the queue
+	next  *activeItem // whose lock the worker now has
+	retry *string     // an item that was fetched too early: it comes before those in the queue
 	err   error
 }
 
@@ -51,7 +51,7 @@ func (w *worker) loop(ctx context.Context) error {
 		}
 	}()
 	next, err := w.releaseAndFetch(ctx, nil, nil)
-	var last *job
+	var last *activeItem
 	for next != nil {
 		got := w.releaseBeside(ctx, last) // releases the last one's lock
 		ran, failed := w.runItem(ctx, next)
@@ -78,7 +78,7 @@ func (w *worker) loop(ctx context.Context) error {
 // releaseAndFetch releases the lock of the last command, if there is one, and takes the lock of
 // the next free item, for which it waits. It begins with the item first, or else with the queue. It
 // returns nil at the end of the list.
-func (w *worker) releaseAndFetch(ctx context.Context, last *job, first *string) (*job, error) {
+func (w *worker) releaseAndFetch(ctx context.Context, last *activeItem, first *string) (*activeItem, error) {
 	for ; ; last = nil { // its lock is free after the first round
 		got := w.fetchQueued(ctx, last, first, false)
 		if got.next != nil || got.err != nil {
@@ -106,7 +106,7 @@ func (w *worker) awaitItem(ctx context.Context, first *string) *string {
 
 // fetchQueued is releaseAndFetch for the items that are in the queue by now: if none of them is
 // free, it returns none. If it fetches ahead, the command that runs has the guard.
-func (w *worker) fetchQueued(ctx context.Context, last *job, first *string, ahead bool) fetched {
+func (w *worker) fetchQueued(ctx context.Context, last *activeItem, first *string, ahead bool) fetched {
 	for ; ; last, first = nil, nil { // its lock is free after the first round
 		got := w.pick(ctx, first)
 		if got.next != nil && !ahead {
@@ -131,9 +131,9 @@ func (w *worker) fetchQueued(ctx context.Context, last *job, first *string, ahea
 	}
 }
 
-// exchange releases the lock of the last command, and tries for the lock of the next job. Either may
-// be nil. Its error is that of the try.
-func (w *worker) exchange(last, next *job) (tried error) {
+// exchange releases the lock of the last command, and tries for that of the next item. Either may be
+// nil. Its error is that of the try.
+func (w *worker) exchange(last, next *activeItem) (tried error) {
 	var freed, wanted *lock.Attempt
 	if last != nil {
 		freed = last.attempt
@@ -158,29 +158,29 @@ func (w *worker) pick(ctx context.Context, first *string) fetched {
 		if !ok {
 			return fetched{}
 		}
-		j := &job{
+		it := &activeItem{
 			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64),
 		}
-		switch other := w.jobs.enter(j); {
+		switch other := w.active.enter(it); {
 		case other == nil:
-		case other.name() == j.name(): // the item is twice in the list, and this process is at it
-			w.skip(j, alreadyDone)
+		case other.name() == it.name(): // the item is twice in the list, and this process is at it
+			w.skip(it, alreadyDone)
 			continue
 		case other.worker == w: // its lock is free once the last command has ended
 			return fetched{retry: &item}
 		default:
-			w.skip(j, heldElsewhere)
+			w.skip(it, heldElsewhere)
 			continue
 		}
 		cfg := w.cfg.Lock
-		cfg.Claim, cfg.Log, cfg.Observer = j.claim(), j.log, w.observer(j.ID)
+		cfg.Claim, cfg.Log, cfg.Observer = it.claim(), it.log, w.observer(it.ID)
 		cfg.SayTrying()
-		j.attempt = w.list.Attempt(cfg, w.returning)
-		skipped, err := w.skipIfRun(ctx, j)
+		it.attempt = w.list.Attempt(cfg, w.returning)
+		skipped, err := w.skipIfRun(ctx, it)
 		if !skipped {
-			return fetched{next: j}
+			return fetched{next: it}
 		}
-		w.forget(j)
+		w.forget(it)
 		if err != nil {
 			return fetched{err: err}
 		}
@@ -204,87 +204,89 @@ func (w *worker) nextItem(first *string) (item string, ok bool) {
 // it skips the item. tried is the error of the try. If it would wait ahead of time, the end of the
 // command that runs would be neither recorded nor announced meanwhile: then the item is tried again
 // after it.
-func (w *worker) settleOrSkip(ctx context.Context, j *job, tried error, ahead bool) fetched {
+func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tried error, ahead bool) fetched {
 	switch {
 	case tried != nil:
-		return fetched{err: w.skipIfBarred(j, tried)}
-	case !j.attempt.Granted():
-		return fetched{err: w.skipHeld(ctx, j)}
+		return fetched{err: w.skipIfBarred(it, tried)}
+	case !it.attempt.Granted():
+		return fetched{err: w.skipHeld(ctx, it)}
 	}
 	// By now this process has heard which runs ended between the first check and the grant.
-	skipped, err := w.skipIfRun(ctx, j)
+	skipped, err := w.skipIfRun(ctx, it)
 	if skipped {
-		failed := j.attempt.GiveBack()
+		failed := it.attempt.GiveBack()
 		return fetched{err: cmp.Or(err, failed)}
 	}
-	if ahead && j.attempt.Delayed() {
-		return fetched{retry: &j.item, err: j.attempt.PutOff()}
+	if ahead && it.attempt.Delayed() {
+		return fetched{retry: &it.item, err: it.attempt.PutOff()}
 	}
-	if j.held, err = j.attempt.Settle(ctx); err == nil {
-		return fetched{next: j}
+	held, err := it.attempt.Settle(ctx)
+	if err == nil {
+		it.run = w.newRun(it, held)
+		return fetched{next: it}
 	}
-	return fetched{err: w.skipIfBarred(j, err)}
+	return fetched{err: w.skipIfBarred(it, err)}
 }
 
 // giveBack gives back a lock under which no command was started.
-func (w *worker) giveBack(j *job) {
-	if j.attempt.GiveBack() != nil {
-		w.noteLost(j)
+func (w *worker) giveBack(it *activeItem) {
+	if it.attempt.GiveBack() != nil {
+		w.noteLost(it)
 	}
-	w.forget(j)
+	w.forget(it)
 }
 
-// runItem runs an item's command. If it returns the job, the caller has to release its lock.
-func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err error) {
+// runItem runs an item's command. If it returns the item, the caller has to release its lock.
+func (w *worker) runItem(ctx context.Context, it *activeItem) (unreleased *activeItem, err error) {
 	if err = w.readyGuard(); err != nil {
-		w.giveBack(j)
+		w.giveBack(it)
 		return nil, err
 	}
-	r := w.newRun(j)
+	r := it.run
+	r.guard = w.guard
 	w.count(func(t *Tally) { t.Running++ })
-	for len(j.signals) > 0 { // they came before there was a command
-		<-j.signals
+	for len(it.signals) > 0 { // they came before there was a command
+		<-it.signals
 	}
 	outcome, err := r.runCommand(ctx)
 	w.guard, w.brief = r.guard, r.guard.Idle() // its guard may be a second one, or nil: see startCommand
-	j.logEnd(outcome, err)
+	it.logEnd(outcome, err)
 	ok := err == nil && !outcome.failed()
 	w.countEnd(r.child != nil, ok)
 	lost := errors.As(err, new(*LockLostError)) || r.held.Err() != nil
 	switch {
 	case lost && err != nil: // the list tells the waiters of all such locks at its end
-		w.noteLost(j)
+		w.noteLost(it)
 	case lost, r.child == nil:
 		r.finish(err)
 	default:
-		w.ends.add(j.name(), itemEnd{ok: ok, here: true})
-		j.run = r
-		return j, err
+		w.ends.add(it.name(), itemEnd{ok: ok, here: true})
+		return it, err
 	}
-	w.forget(j)
+	w.forget(it)
 	return nil, err
 }
 
-// newRun makes the run of an item's command, under the worker's guard.
-func (w *worker) newRun(j *job) *run {
+// newRun makes the run of an item's command. It has no guard yet.
+func (w *worker) newRun(it *activeItem, held *lock.Held) *run {
 	cfg := w.cfg.Config
-	cfg.Lock.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
-	cfg.Lock.Observer = w.observer(j.ID)
+	cfg.Lock.Claim.Keys, cfg.Command, cfg.Env = []string{it.Key}, it.Command, append(slices.Clone(cfg.Env), it.Env...)
+	cfg.Lock.Observer = w.observer(it.ID)
 	return &run{
-		process: w.process, cfg: cfg, log: j.log, signals: j.signals, held: j.held,
-		guard: w.guard, keepsGuard: true, sharesSession: w.shared != nil && w.cfg.Parallel > 1,
+		process: w.process, cfg: cfg, log: it.log, signals: it.signals, held: held,
+		keepsGuard: true, sharesSession: w.common != nil && w.cfg.Parallel > 1,
 	}
 }
 
 // logEnd logs that an item's command failed, or was killed because its lock was lost. The list
 // itself ends with the error of one command, but others may have been killed, too.
-func (j *job) logEnd(outcome Outcome, err error) {
+func (it *activeItem) logEnd(outcome Outcome, err error) {
 	lost := (*LockLostError)(nil)
 	switch {
 	case errors.As(err, &lost):
-		j.log.Error("the lock was lost: "+lost.What, "event", "failed")
+		it.log.Error("the lock was lost: "+lost.What, "event", "failed")
 	case err == nil && outcome.badStatus() && !outcome.Asked.Has(ByTimeout|ByStepDown): // these have already been logged
-		j.log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
+		it.log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
 	}
 }
 
@@ -310,23 +312,23 @@ func (w *worker) readyGuard() (err error) {
 }
 
 // releaseLast releases the lock of a command that has ended, if there is one.
-func (w *worker) releaseLast(last *job) {
+func (w *worker) releaseLast(last *activeItem) {
 	if last != nil {
 		_ = w.exchange(last, nil) // it tries for nothing
 	}
 }
 
 // noteLost notes a lock that was lost. Its command is dead.
-func (w *worker) noteLost(j *job) {
+func (w *worker) noteLost(it *activeItem) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.lost = append(w.lost, j.held)
+	w.lost = append(w.lost, it.run.held)
 }
 
 // forget ends the work on an item, for now or for good.
-func (w *worker) forget(j *job) {
-	j.attempt.Close()
-	w.jobs.leave(j)
+func (w *worker) forget(it *activeItem) {
+	it.attempt.Close()
+	w.active.leave(it)
 }
 
 // If the previous command was brief, the worker fetches ahead, in parallel with the next one:
@@ -348,7 +350,7 @@ const aheadMost = 20 * time.Millisecond
 // releaseBeside releases the last command's lock, beside the command that starts next. If the last
 // command was brief, it fetches the next item's lock, too, in the first pass. The caller has to
 // receive what it got.
-func (w *worker) releaseBeside(ctx context.Context, last *job) <-chan fetched {
+func (w *worker) releaseBeside(ctx context.Context, last *activeItem) <-chan fetched {
 	got := make(chan fetched)
 	ahead := w.brief && !w.returning && !w.cfg.Lock.Session.Transaction // with transactions a worker has one lock at a time
 	go func() {
@@ -364,7 +366,7 @@ func (w *worker) releaseBeside(ctx context.Context, last *job) <-chan fetched {
 
 // fetchAhead fetches the next item's lock, and gives it back if the command doesn't end
 // within aheadMost.
-func (w *worker) fetchAhead(ctx context.Context, last *job, got chan<- fetched) {
+func (w *worker) fetchAhead(ctx context.Context, last *activeItem, got chan<- fetched) {
 	ahead := w.fetchQueued(ctx, last, nil, true)
 	if next := ahead.next; next != nil {
 		wanted := time.NewTimer(aheadMost)

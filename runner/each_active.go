@@ -13,42 +13,42 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// job is an item that a worker is at.
-type job struct {
+// activeItem is an item that a worker is at, from the first try for its lock until that is released.
+// Its run is its command under that lock.
+type activeItem struct {
 	Task
 	item    string
 	log     *slog.Logger // names the item
 	worker  *worker
 	attempt *lock.Attempt
-	held    *lock.Held // once the lock is settled
 	signals chan os.Signal
-	run     *run      // once the command has ended, until the lock is released
-	alive   time.Time // until then the work on this item is not stuck; under jobs.mu
+	run     *run      // once the lock is settled
+	alive   time.Time // until then the work on this item is not stuck; under activeItems.mu
 }
 
-// jobs are the items that the workers of this process are at, by the number of the lock.
-type jobs struct {
+// activeItems are the items that the workers of this process are at.
+type activeItems struct {
 	mu     sync.Mutex
-	active map[lockkey.ID]*job
+	byLock map[lockkey.ID]*activeItem
 	alive  time.Time // until then the work without an item, the opening of sessions, is not stuck
 }
 
-// enter adds a job. If another job here has the same lock, enter returns that job and adds
+// enter adds an item. If another item here has the same lock, enter returns that one and adds
 // nothing: the server would grant the lock to both, since they share a session.
-func (js *jobs) enter(j *job) (other *job) {
-	js.mu.Lock()
-	defer js.mu.Unlock()
-	if other := js.active[j.ID]; other != nil {
+func (a *activeItems) enter(it *activeItem) (other *activeItem) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if other := a.byLock[it.ID]; other != nil {
 		return other
 	}
-	js.active[j.ID] = j
+	a.byLock[it.ID] = it
 	return nil
 }
 
-func (js *jobs) leave(j *job) {
-	js.mu.Lock()
-	defer js.mu.Unlock()
-	delete(js.active, j.ID)
+func (a *activeItems) leave(it *activeItem) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.byLock, it.ID)
 }
 
 // observer returns an item's observer or, without an item, the list's own. Several items are under
@@ -57,39 +57,39 @@ func (js *jobs) leave(j *job) {
 func (e *each) observer(of ...lockkey.ID) lock.Observer {
 	o := e.cfg.Lock.Observer
 	if alive := o.Alive; alive != nil {
-		o.Alive = func(within time.Duration) { e.jobs.sayAlive(of, within, alive) }
+		o.Alive = func(within time.Duration) { e.active.sayAlive(of, within, alive) }
 	}
 	return o
 }
 
-func (js *jobs) sayAlive(of []lockkey.ID, within time.Duration, alive func(time.Duration)) {
-	js.mu.Lock() // also during the call: a later one has to know of this time
-	defer js.mu.Unlock()
+func (a *activeItems) sayAlive(of []lockkey.ID, within time.Duration, alive func(time.Duration)) {
+	a.mu.Lock() // also during the call: a later one has to know of this time
+	defer a.mu.Unlock()
 	until := time.Now().Add(within)
-	if len(of) == 0 && until.After(js.alive) {
-		js.alive = until
+	if len(of) == 0 && until.After(a.alive) {
+		a.alive = until
 	}
 	latest := until
-	if js.alive.After(latest) {
-		latest = js.alive
+	if a.alive.After(latest) {
+		latest = a.alive
 	}
-	for id, j := range js.active {
+	for id, it := range a.byLock {
 		if slices.Contains(of, id) {
-			j.alive = until
-		} else if j.alive.After(latest) {
-			latest = j.alive
+			it.alive = until
+		} else if it.alive.After(latest) {
+			latest = it.alive
 		}
 	}
 	alive(time.Until(latest))
 }
 
 // signal passes a signal on to all commands.
-func (js *jobs) signal(sig os.Signal) {
-	js.mu.Lock()
-	defer js.mu.Unlock()
-	for _, j := range js.active {
+func (a *activeItems) signal(sig os.Signal) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, it := range a.byLock {
 		select {
-		case j.signals <- sig:
+		case it.signals <- sig:
 		default:
 		}
 	}
@@ -105,7 +105,7 @@ func (e *each) passOnSignals(stopped <-chan struct{}) {
 				e.cancel(&InterruptedError{Signal: sig.(unix.Signal), OfList: true})
 				e.stopReport()
 			}
-			e.jobs.signal(sig)
+			e.active.signal(sig)
 		case <-stopped:
 			return
 		}
