@@ -45,10 +45,10 @@ func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }
 // is told, all that is logged, and all calls of hooks and of the observer.
 type scene struct {
 	supervision
-	sent     chan os.Signal
-	fate     *playedLock
-	job      *playedCommand
-	restored int // how often the terminal was given its modes again
+	sent          chan os.Signal
+	playedLock    *playedLock
+	playedCommand *playedCommand
+	restored      int // how often the terminal was given its modes again
 
 	transcript strings.Builder
 }
@@ -56,10 +56,10 @@ type scene struct {
 // newScene makes a scene. It has to be called in a bubble of virtual time (synctest).
 func newScene() *scene {
 	s := &scene{
-		sent: make(chan os.Signal, 64),
-		fate: &playedLock{lost: make(chan struct{}), deadlines: make(chan boottime.Instant, 1), stepDowns: make(chan lock.StepDown, 1)},
+		sent:       make(chan os.Signal, 64),
+		playedLock: &playedLock{lost: make(chan struct{}), deadlines: make(chan boottime.Instant, 1), stepDowns: make(chan lock.StepDown, 1)},
 	}
-	s.job = &playedCommand{told: s.say, events: make(chan child.Event, 16), done: make(chan struct{})}
+	s.playedCommand = &playedCommand{told: s.say, events: make(chan child.Event, 16), done: make(chan struct{})}
 	withoutTime := func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey {
 			return slog.Attr{}
@@ -68,7 +68,7 @@ func newScene() *scene {
 	}
 	s.supervision = supervision{
 		run:  &run{process: &process{}, signals: s.sent},
-		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
+		lock: s.playedLock, command: s.playedCommand, began: time.Now(), started: time.Now(),
 		onLoss:          func(reason error) { s.say("hook: " + reason.Error()) },
 		restoreTerminal: func() { s.restored++ },
 	}
@@ -109,36 +109,38 @@ func (s *scene) play(incidents []incident, f func()) {
 func sends(sig unix.Signal) func(*scene) { return func(s *scene) { s.sent <- sig } }
 
 func loses(cause error) func(*scene) {
-	return func(s *scene) { s.fate.lose(&session.LostError{Cause: cause, SilentFor: 9 * time.Second}) }
+	return func(s *scene) { s.playedLock.lose(&session.LostError{Cause: cause, SilentFor: 9 * time.Second}) }
 }
 
 func exits(result child.Result) func(*scene) {
 	return func(s *scene) {
-		s.job.result = result
-		close(s.job.done)
+		s.playedCommand.result = result
+		close(s.playedCommand.done)
 	}
 }
 
-func reports(event child.Event) func(*scene) { return func(s *scene) { s.job.events <- event } }
+func reports(event child.Event) func(*scene) {
+	return func(s *scene) { s.playedCommand.events <- event }
+}
 
 func renews(deadline time.Duration) func(*scene) {
-	return func(s *scene) { s.fate.deadlines <- boottime.Instant(deadline) }
+	return func(s *scene) { s.playedLock.deadlines <- boottime.Instant(deadline) }
 }
 
 func asksToStepDown(s *scene) {
-	if s.fate.asked.Swap(true) {
+	if s.playedLock.asked.Swap(true) {
 		return
 	}
-	find := func() { s.fate.stepDowns <- lock.StepDown{By: "root@elsewhere", To: "web2"} }
-	if s.fate.askerLate == 0 {
+	find := func() { s.playedLock.stepDowns <- lock.StepDown{By: "root@elsewhere", To: "web2"} }
+	if s.playedLock.askerLate == 0 {
 		find()
 		return
 	}
 	go func() {
 		select {
-		case <-time.After(s.fate.askerLate):
+		case <-time.After(s.playedLock.askerLate):
 			find()
-		case <-s.fate.lost: // the lock's session has ended, and the question with it
+		case <-s.playedLock.lost: // the lock's session has ended, and the question with it
 		}
 	}()
 }
@@ -228,7 +230,7 @@ func (s *scene) supervised(t *testing.T, incidents []incident, want expectation)
 	s.play(incidents, func() { outcome, err = s.supervise() })
 	time.Sleep(time.Hour) // and nothing follows
 	s.check(t, want.transcript)
-	if killed := s.job.result.Ending != child.Exited; s.restored == 1 != killed {
+	if killed := s.playedCommand.result.Ending != child.Exited; s.restored == 1 != killed {
 		t.Errorf("the terminal is restored %d times", s.restored)
 	}
 	if outcome != want.outcome {

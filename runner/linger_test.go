@@ -58,7 +58,7 @@ func TestLinger(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newScene()
-				s.cfg.MinHold, s.fate.askerLate, s.fate.noteLate = test.minHold, test.askerLate, test.noteLate
+				s.cfg.MinHold, s.playedLock.askerLate, s.playedLock.noteLate = test.minHold, test.askerLate, test.noteLate
 				var alive time.Duration
 				s.cfg.Lock.Observer.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
 				var over time.Duration
@@ -67,18 +67,18 @@ func TestLinger(t *testing.T) {
 					if s.linger(); s.asked != test.asked {
 						t.Errorf("asked %d, want %d", s.asked, test.asked)
 					}
-					if s.held.Err() != nil {
+					if s.lock.Err() != nil {
 						s.logLateLoss()
 					}
 					over = time.Since(s.began)
 				})
 				s.check(t, test.want)
 				lingers := strings.Contains(test.want, lingering)
-				if s.fate.noted != lingers {
-					t.Errorf("the end is noted: %t", s.fate.noted)
+				if s.playedLock.noted != lingers {
+					t.Errorf("the end is noted: %t", s.playedLock.noted)
 				}
-				if preferred := s.fate.preferred == "web2"; preferred != (test.asked == ByStepDown) {
-					t.Errorf("preferred: %q", s.fate.preferred)
+				if preferred := s.playedLock.preferred == "web2"; preferred != (test.asked == ByStepDown) {
+					t.Errorf("preferred: %q", s.playedLock.preferred)
 				}
 				if over != test.over {
 					t.Errorf("over after %v, want %v", over, test.over)

@@ -67,8 +67,8 @@ func (r *run) afterRelease(err error) {
 
 // report tells the ledger, and those who wait for the lost lock, that the command is dead, unless a
 // signal asks this process to end.
-func (r *run) report(lost lock.When) {
-	r.untilSignal(func(ctx context.Context) { lock.Report(ctx, lost, r.held) })
+func (r *run) report(when lock.When) {
+	r.untilSignal(func(ctx context.Context) { lock.Report(ctx, when, r.held) })
 }
 
 // untilSignal calls f with a context that ends when a signal asks this process to end. The call may

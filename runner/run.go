@@ -132,7 +132,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	}
 	r.child = c
 	s := &supervision{
-		run: r, held: r.held, command: c, restoreTerminal: restoreTerminal, began: began, started: time.Now(),
+		run: r, lock: r.held, command: c, restoreTerminal: restoreTerminal, began: began, started: time.Now(),
 		kept: r.taker.handOver(), onLoss: func(reason error) { r.hook(hookLost, reason) },
 	}
 	r.log.Info("command started", "event", "started", "pid", c.PID())

@@ -21,8 +21,8 @@ import (
 // happens to the two, and what has happened so far.
 type supervision struct {
 	*run
-	held    heldLock // the run's own, as is the command; in tests both are played
-	command command
+	lock    heldLock // the run's held
+	command command  // the run's child; in tests both are played
 
 	began   time.Time // when the guard was told to start the command
 	started time.Time // when the guard had started it
@@ -99,7 +99,7 @@ type command interface {
 // The guard also watches the connection itself (guardProcess.await), in case this process is
 // stopped or dead. If the guard noticed the loss first, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
-	s.lost = s.held.Lost()
+	s.lost = s.lock.Lost()
 	timeout := after(s.cfg.Timeout)
 	tick, stop := s.aliveTicks()
 	defer stop()
@@ -114,12 +114,12 @@ func (s *supervision) supervise() (Outcome, error) {
 			return s.conclude()
 		case <-s.lost:
 			s.lockLost()
-		case deadline := <-s.held.Renewed():
+		case deadline := <-s.lock.Renewed():
 			s.command.Renew(deadline)
 		case sig := <-s.signals:
 			s.command.Forward(sig.(unix.Signal))
 			s.signalled(sig.(unix.Signal))
-		case request := <-s.held.StepDowns():
+		case request := <-s.lock.StepDowns():
 			s.stepDown(request)
 		case <-timeout:
 			s.timeOut()
@@ -171,7 +171,7 @@ func after(d time.Duration) <-chan time.Time {
 func (s *supervision) lockLost() {
 	s.lost = nil
 	s.command.TellLost()
-	s.logLoss("lock lost, killing the command", s.held.Err())
+	s.logLoss("lock lost, killing the command", s.lock.Err())
 	if s.unkillable != "" {
 		s.nameUnkillable()
 	}
@@ -242,7 +242,7 @@ func (s *supervision) askToEnd(by Asked) {
 
 func (s *supervision) stepDown(request lock.StepDown) {
 	s.askToEnd(ByStepDown)
-	s.held.Prefer(request.To)
+	s.lock.Prefer(request.To)
 	s.log.Warn("asked to step down by "+request.By+"; sending SIGTERM", "event", "stepping_down", "by", request.By)
 	s.startKillAfter(s.cfg.KillAfterSignal)
 }
@@ -276,7 +276,7 @@ func (s *supervision) handle(event child.Event) {
 
 func (s *supervision) nameUnkillable() {
 	consequence := "the lock stays held while they live"
-	if s.held.Err() != nil {
+	if s.lock.Err() != nil {
 		consequence = "the lock is lost: another node may run the command while they live"
 	}
 	s.log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
@@ -295,7 +295,7 @@ func (s *supervision) conclude() (Outcome, error) {
 	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
 		// The guard has noticed the loss before the session. The session will soon have the reason.
 		select {
-		case <-s.held.Lost():
+		case <-s.lock.Lost():
 		case <-time.After(reasonPatience):
 		}
 	}
@@ -312,7 +312,7 @@ func (s *supervision) conclude() (Outcome, error) {
 		return Outcome{Asked: s.asked}, child.ErrGuardDied
 	}
 	if s.lost != nil { // supervise has not seen the loss
-		s.logLoss("lock lost", cmp.Or(s.held.Err(), loss.Cause))
+		s.logLoss("lock lost", cmp.Or(s.lock.Err(), loss.Cause))
 	}
 	return Outcome{Asked: s.asked}, loss
 }
@@ -322,7 +322,7 @@ func (s *supervision) loss(result child.Result) *LockLostError {
 	lost := &LockLostError{Database: session.Target(s.cfg.Lock.Session.Database)}
 	var cause *session.LostError
 	switch {
-	case errors.As(s.held.Err(), &cause):
+	case errors.As(s.lock.Err(), &cause):
 		lost.Cause, lost.SilentFor = cause.Cause, cause.SilentFor
 	case result.Ending == child.LeaseOver:
 		lost.Cause = session.ErrStopped

@@ -137,8 +137,8 @@ func inOrder(t *testing.T, order []step) {
 	}
 	want.transcript = said.String() + last
 	s.supervised(t, append(incidents, incident{end, exits(result)}), want)
-	if preferred := s.fate.preferred == "web2"; preferred != want.outcome.Asked.Has(ByStepDown) {
-		t.Errorf("the host that is to have the lock next: %q", s.fate.preferred)
+	if preferred := s.playedLock.preferred == "web2"; preferred != want.outcome.Asked.Has(ByStepDown) {
+		t.Errorf("the host that is to have the lock next: %q", s.playedLock.preferred)
 	}
 }
 

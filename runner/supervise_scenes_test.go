@@ -80,7 +80,7 @@ func TestTimeToEnd(t *testing.T) {
 					{unix.SIGUSR2, boottime.Instant(3*sec + execTime/2)},
 					{unix.SIGINT, boottime.Instant(4 * sec)},
 				}
-				s.job.born = boottime.Instant(3 * sec)
+				s.playedCommand.born = boottime.Instant(3 * sec)
 				s.cfg.KillAfterSignal = 3 * sec
 			},
 			incidents: []incident{{60 * sec, done()}},
@@ -179,7 +179,7 @@ func TestRequests(t *testing.T) {
 1s level=WARN msg="asked to step down by root@elsewhere; sending SIGTERM" event=stepping_down by=root@elsewhere` + doneAt60},
 		},
 		"nothing waits for who asks to step down": {
-			prepare:   func(s *scene) { s.fate.askerLate = 10 * sec },
+			prepare:   func(s *scene) { s.playedLock.askerLate = 10 * sec },
 			incidents: []incident{{1 * sec, asksToStepDown}, {2 * sec, loses(errCut)}, {3 * sec, exits(child.Result{Ending: child.ByOrder, Killed: 1})}},
 			want: expectation{err: isLost + lost(silence, "was killed"), transcript: `
 2s told of the loss
