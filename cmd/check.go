@@ -54,8 +54,8 @@ makes up for failures.`,
 		},
 	}
 	cmd.Flags().Var(&within, "within", "the longest time since the last success ended (required)")
-	f.register(cmd.Flags(), "output")
-	f.lockFlags(cmd.Flags())
+	f.register(cmd, "output")
+	f.lockFlags(cmd)
 	return cmd
 }
 

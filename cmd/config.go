@@ -112,9 +112,6 @@ func (o *options) ledgerUse() ledger.Use {
 
 // claim makes the locks from the keys. It returns the keys, too, in the order of their locks.
 func (o *options) claim() (claim lock.Claim, keys []string, err error) {
-	if err := o.checkSlots(); err != nil {
-		return claim, nil, err
-	}
 	scheme, err := o.scheme()
 	if err != nil {
 		return claim, nil, err

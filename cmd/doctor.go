@@ -1,7 +1,6 @@
 package cmd
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -65,9 +64,9 @@ The exit status is 0 if nothing fails, that of pglead run if that would fail
 		},
 	}
 	flags := cmd.Flags()
-	f.register(flags, "key key-scheme lease lock-delay transaction quorum dsn connect-timeout")
+	f.register(cmd, "key key-scheme lease lock-delay transaction quorum dsn connect-timeout")
 	flags.BoolVar(&f.idle, "idle", false, "also keep a connection silent for a lease, to see whether anything in between ends it")
-	f.register(flags, "output")
+	f.register(cmd, "output")
 	flags.Lookup("key").Usage = "print the number of this `KEY` too; may be repeated"
 	delay := flags.Lookup("lock-delay")
 	delay.Usage = strings.Replace(delay.Usage, ", plus the lost-grace, at most the lease", "", 1)
@@ -75,9 +74,6 @@ The exit status is 0 if nothing fails, that of pglead run if that would fail
 }
 
 func (f *doctorFlags) diagnose(ctx context.Context, cmd *cobra.Command) (*diagnosis, error) {
-	if err := cmp.Or(f.checkLease(), f.checkTimeout()); err != nil {
-		return nil, err
-	}
 	_, keys, err := f.claim()
 	if err != nil {
 		return nil, err

@@ -52,11 +52,11 @@ lost between commands, or ends a statement, it is 69.`,
 		RunE:                  f.each,
 	}
 	flags := cmd.Flags()
-	f.register(flags, "key key-scheme shared")
+	f.register(cmd, "key key-scheme shared")
 	flags.StringVarP(&f.argFile, "arg-file", "a", "", "read the items from `FILE`, one a line; - is standard input")
 	flags.BoolVarP(&f.null, "null", "0", false, "items end with a NUL byte, not with the line")
 	flags.IntVarP(&f.parallel, "parallel", "P", f.parallel, "run up to `N` commands at once")
-	f.register(flags, `wait conflict-exit-code lease lock-delay lost-grace transaction quorum timeout kill-after
+	f.register(cmd, `wait conflict-exit-code lease lock-delay lost-grace transaction quorum timeout kill-after
 		leftovers note once-per ledger dsn pass-dsn connect-timeout quiet verbose log-format`)
 	flags.Lookup("key").Usage = "lock this `KEY`, in which {} stands for the item (required)"
 	flags.Lookup("shared").Usage = "share each lock with other --shared runs, and with no exclusive one"

@@ -24,11 +24,10 @@ func envName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// readFlags is the first step of every subcommand, its PreRunE.
-func readFlags(cmd *cobra.Command, _ []string) error {
-	flags := cmd.Flags()
+// readFlags gives flags the values of their variables, and finds values that are no values.
+func readFlags(flags *pflag.FlagSet) error {
 	// Only the first mistake is reported; looking for the others does no harm.
-	return cmp.Or(fromEnvironment(flags), checkValues(flags), checkChoices(flags))
+	return cmp.Or(fromEnvironment(flags), checkDashes(flags), checkChoices(flags))
 }
 
 // fromEnvironment gives flags that are not on the command line the values of

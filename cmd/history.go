@@ -63,8 +63,8 @@ run was due and none started.`,
 		fmt.Sprintf("the `N` newest (default %d runs of a key in a table, %d in html, else all)", tableRuns, mostOnPage))
 	cmd.Flags().Var(&f.since, "since", "only runs that started within this time, such as 36h or 7d")
 	cmd.Flags().Var(&f.every, "every", "html: how often a run is due (default: guessed from the runs)")
-	f.register(cmd.Flags(), "output")
-	f.lockFlags(cmd.Flags())
+	f.register(cmd, "output")
+	f.lockFlags(cmd)
 	return cmd
 }
 

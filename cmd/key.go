@@ -90,7 +90,7 @@ How a key becomes a number:
 			return printKeys(cmd.OutOrStdout(), schemes, keys, o.output.value == "json")
 		},
 	}
-	o.register(cmd.Flags(), "key-scheme output")
+	o.register(cmd, "key-scheme output")
 	cmd.Flags().Lookup("key-scheme").Usage = "how the key becomes a number: a scheme's `NAME`, or all"
 	cmd.Flags().Lookup("output").Usage += ": one object a line"
 	return cmd

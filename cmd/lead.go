@@ -51,10 +51,10 @@ flags; 69, 77 or 78 if the database can't be used at the start.`,
 	}
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows the command belongs to the command
-	f.register(flags, "key key-scheme shared slots")
+	f.register(cmd, "key key-scheme shared slots")
 	flags.Var(&f.firstDelay, "first-delay", "wait a random time, up to this, before the first candidacy")
 	flags.Var(&f.restart, "restart", "stand again `WHEN` the command has ended: "+f.restart.list())
-	f.register(flags, `lease lock-delay lost-grace transaction quorum timeout kill-after leftovers
+	f.register(cmd, `lease lock-delay lost-grace transaction quorum timeout kill-after leftovers
 		on-acquired on-lost on-released note ledger dsn pass-dsn connect-timeout quiet verbose log-format`)
 	return cmd
 }

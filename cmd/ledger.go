@@ -60,10 +60,10 @@ else works.
 	flags.Var(&f.older, "older", "prune: forget keys whose last run is older than this")
 	flags.Lookup("older").DefValue = "90d" // in help, for 2160h
 	flags.BoolVar(&f.yes, "yes", false, "uninstall: don't ask")
-	f.register(flags, "output")
+	f.register(cmd, "output")
 	output := flags.Lookup("output")
 	output.Usage = "status: " + output.Usage
-	f.serverFlags(flags)
+	f.serverFlags(cmd)
 	return cmd
 }
 

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
@@ -24,16 +23,16 @@ type lookFlags struct {
 }
 
 // serverFlags say where the locks are.
-func (f *lookFlags) serverFlags(flags *pflag.FlagSet) {
-	f.register(flags, "dsn connect-timeout")
-	flags.Lookup("connect-timeout").Usage = "how long each attempt to connect may take, and each answer if longer than 30s"
+func (f *lookFlags) serverFlags(cmd *cobra.Command) {
+	f.register(cmd, "dsn connect-timeout")
+	cmd.Flags().Lookup("connect-timeout").Usage = "how long each attempt to connect may take, and each answer if longer than 30s"
 }
 
 // lockFlags are the flags of a command about one key: they say which locks, and where.
-func (f *lookFlags) lockFlags(flags *pflag.FlagSet) {
-	f.serverFlags(flags)
-	f.register(flags, "key-scheme slots")
-	flags.Lookup("slots").Usage = "the key has `N` slots; needed only if none is held or waited for"
+func (f *lookFlags) lockFlags(cmd *cobra.Command) {
+	f.serverFlags(cmd)
+	f.register(cmd, "key-scheme slots")
+	cmd.Flags().Lookup("slots").Usage = "the key has `N` slots; needed only if none is held or waited for"
 }
 
 // withLocksOf connects to the primary, asks for the locks of a key, and calls do with them.
@@ -134,12 +133,12 @@ func (f *lookFlags) openReader(ctx context.Context, server session.Config) (*ses
 // connect finds out, at its first call, where the locks are. It opens a connection, calls do with it,
 // and closes it. A signal ends the context of both.
 func (f *lookFlags) connect(cmd *cobra.Command, open opener, do func(ctx context.Context, client *session.Client) error) error {
-	err := f.checkTimeout()
-	if err == nil && f.server.Database == nil {
-		f.server, _, err = f.connection(cmd)
-	}
-	if err != nil {
-		return err
+	if f.server.Database == nil {
+		server, _, err := f.connection(cmd)
+		if err != nil {
+			return err
+		}
+		f.server = server
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()

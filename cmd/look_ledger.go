@@ -71,9 +71,6 @@ func (f *lookFlags) numbersOf(key string) ([]lockkey.ID, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := f.checkSlots(); err != nil {
-		return nil, err
-	}
 	id, err := scheme.ID(key)
 	if err != nil {
 		return nil, usagef("", "%s: %w", printable(key), err)

@@ -43,10 +43,10 @@ marked, with the grant that would show it.`,
 		RunE: f.ls,
 	}
 	flags := cmd.Flags()
-	f.register(flags, "output")
+	f.register(cmd, "output")
 	flags.Lookup("output").Usage = "in this `FORMAT`: table, wide (with scheme, number, user, role, client and note), json " +
 		"or prometheus (for node_exporter's textfile collector)"
-	f.serverFlags(flags)
+	f.serverFlags(cmd)
 	flags.BoolVar(&f.all, "all-databases", false, "list the locks of every database of the server")
 	flags.BoolVar(&f.watch, "watch", false, "list them again every 2s")
 	return cmd

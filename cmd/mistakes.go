@@ -185,8 +185,8 @@ func badValue(name string, f *pflag.Flag, value string, cause error) error {
 // noValue is the error for a flag that has taken the following -- as its value.
 func noValue(name string) error { return fmt.Errorf("%s: its value is missing before the --", name) }
 
-// checkValues finds flags that have taken a -- as their value.
-func checkValues(flags *pflag.FlagSet) (err error) {
+// checkDashes finds flags that have taken a -- as their value.
+func checkDashes(flags *pflag.FlagSet) (err error) {
 	flags.Visit(func(f *pflag.Flag) {
 		values := []string{f.Value.String()}
 		if list, ok := f.Value.(pflag.SliceValue); ok {

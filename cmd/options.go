@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/pglead/pglead/lockkey"
@@ -22,7 +23,8 @@ import (
 //	its default        newOptions
 //	its usage          all
 //	its commands       the lists of flags that these give to register, in the order of help
-//	its check          check, which says what is wrong with a value
+//	its check          checkRanges, if it is about the value alone; check, if run, lead and each
+//	                   don't take it together with other flags
 //	its use            config in config.go, which passes it on in runner.Config or lock.Config
 //	its text           REFERENCE.md, where a test looks for its name
 //	its script         testdata/script
@@ -68,12 +70,14 @@ func newOptions(u *ui) options {
 	}
 }
 
-// register gives a command the flags of these names, in this order, which is that of help.
-func (o *options) register(flags *pflag.FlagSet, names string) {
+// register gives a command the flags of these names, in this order, which is that of help. The
+// command's first step is to read all its flags, and to check each by itself.
+func (o *options) register(cmd *cobra.Command, names string) {
 	all := o.all()
 	for name := range strings.FieldsSeq(names) {
-		flags.AddFlag(all.Lookup(name))
+		cmd.Flags().AddFlag(all.Lookup(name)) // it panics if all lacks the name
 	}
+	cmd.PreRunE = func(*cobra.Command, []string) error { return cmp.Or(readFlags(cmd.Flags()), o.checkRanges()) }
 }
 
 // all has the flags as most commands describe them. The others change Usage.
@@ -114,8 +118,26 @@ func (o *options) all() *pflag.FlagSet {
 	return flags
 }
 
-// check finds what is wrong with the flags before anything happens.
-// example is a correct command line.
+// checkRanges finds a value that is wrong whatever the other flags are. A flag that a command does not
+// take has its default, which is right.
+func (o *options) checkRanges() error {
+	switch {
+	case o.slots < 1 || o.slots > lockkey.MostSlots:
+		return usagef("", "--slots %d: from 1 to %d", o.slots, lockkey.MostSlots)
+	case o.conflictCode < 0 || o.conflictCode > 255:
+		return usagef("", "--conflict-exit-code %d: an exit status is from 0 to 255", o.conflictCode)
+	case o.lease.value < leastLease:
+		return usagef("", "--lease %s is too short: at least %v", &o.lease, leastLease)
+	case o.lease.value > leasetime.Most:
+		return usagef("", "--lease %s is too long: at most %s", &o.lease, &duration{value: leasetime.Most})
+	case o.connectTimeout.value <= 0:
+		return usagef("", "--connect-timeout must be longer than 0")
+	}
+	return nil
+}
+
+// check finds what is wrong with the flags of run, lead or each taken together, before anything
+// happens. example is a correct command line.
 func (o *options) check(flags *pflag.FlagSet, args []string, example string) error {
 	switch {
 	case len(o.keys) == 0 && slices.Contains(args, "--"): // a word that isn't a flag has ended the flags
@@ -130,12 +152,10 @@ func (o *options) check(flags *pflag.FlagSet, args []string, example string) err
 		return exclude(flags, "slots", "shared")
 	case o.slots > 1 && len(o.keys) > 1:
 		return usagef("", "%s takes one --key, not %d", sourceOf(flags.Lookup("slots")), len(o.keys))
-	case o.conflictCode < 0 || o.conflictCode > 255:
-		return usagef("", "--conflict-exit-code %d: an exit status is from 0 to 255", o.conflictCode)
 	case o.quiet && o.verbose:
 		return exclude(flags, "quiet", "verbose")
 	}
-	return cmp.Or(o.checkLedger(flags), o.checkLease(), o.checkTimeout())
+	return o.checkOncePer(flags)
 }
 
 // exclude is the error for two flags that exclude each other. It says where each comes from.
@@ -143,7 +163,7 @@ func exclude(flags *pflag.FlagSet, one, other string) error {
 	return usagef("", "%s and %s exclude each other", sourceOf(flags.Lookup(one)), sourceOf(flags.Lookup(other)))
 }
 
-func (o *options) checkLedger(flags *pflag.FlagSet) error {
+func (o *options) checkOncePer(flags *pflag.FlagSet) error {
 	if o.oncePer == "" {
 		return nil
 	}
@@ -187,28 +207,4 @@ func (o *options) checkPlace(args []string, example string) error {
 	}
 	return usagef("flags come before the command, and a value is one word (--wait 10m), as in: "+example,
 		"--key comes too late: %s before it is no flag, and ends pglead's flags", printable(args[0]))
-}
-
-func (o *options) checkSlots() error {
-	if o.slots < 1 || o.slots > lockkey.MostSlots {
-		return usagef("", "--slots %d: from 1 to %d", o.slots, lockkey.MostSlots)
-	}
-	return nil
-}
-
-func (o *options) checkLease() error {
-	switch {
-	case o.lease.value < leastLease:
-		return usagef("", "--lease %s is too short: at least %v", &o.lease, leastLease)
-	case o.lease.value > leasetime.Most:
-		return usagef("", "--lease %s is too long: at most %s", &o.lease, &duration{value: leasetime.Most})
-	}
-	return nil
-}
-
-func (o *options) checkTimeout() error {
-	if o.connectTimeout.value <= 0 {
-		return usagef("", "--connect-timeout must be longer than 0")
-	}
-	return nil
 }

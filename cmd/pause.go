@@ -46,9 +46,9 @@ one, and says so.`,
 		},
 	}
 	cmd.Flags().Var(&length, "for", "how long, by the server's clock (default until pglead resume)")
-	f.register(cmd.Flags(), "note")
+	f.register(cmd, "note")
 	cmd.Flags().Lookup("note").Usage = "say why, in this `TEXT`, to those who may not start"
-	f.lockFlags(cmd.Flags())
+	f.lockFlags(cmd)
 	return cmd
 }
 
@@ -67,7 +67,7 @@ Runs that wait for this start within some seconds.`,
 			return f.eachKey(cmd, args[0], pausedMatching, ledgerKey.resume)
 		},
 	}
-	f.lockFlags(cmd.Flags())
+	f.lockFlags(cmd)
 	return cmd
 }
 

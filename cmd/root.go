@@ -136,7 +136,6 @@ kills the command and everything it started when the connection is lost.`,
 	}
 	root.CompletionOptions.DisableDefaultCmd = alone
 	for _, cmd := range root.Commands() {
-		cmd.PreRunE = readFlags
 		cmd.Flags().SortFlags = false // help shows them in the order of registration
 	}
 	switch called {

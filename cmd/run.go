@@ -37,7 +37,7 @@ mistake in the flags, 69, 77 or 78 if the database can't be used.`,
 	}
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows the command belongs to the command
-	o.register(flags, `key key-scheme shared slots wait conflict-exit-code splay lease lock-delay lost-grace
+	o.register(cmd, `key key-scheme shared slots wait conflict-exit-code splay lease lock-delay lost-grace
 		transaction quorum timeout kill-after leftovers min-hold on-acquired on-lost on-released note once-per
 		ledger dsn pass-dsn connect-timeout quiet verbose log-format`)
 	return cmd

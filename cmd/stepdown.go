@@ -53,8 +53,8 @@ request. The exit status is 1 if nobody holds the lock.`,
 		},
 	}
 	flags := cmd.Flags()
-	f.lockFlags(flags)
-	f.register(flags, "wait")
+	f.lockFlags(cmd)
+	f.register(cmd, "wait")
 	flags.Lookup("wait").Usage = "how long to wait until the lock is another's or free, or forever"
 	flags.StringVar(&f.to, "to", "", "prefer the waiter on `HOST` as the next holder")
 	flags.BoolVar(&f.force, "force", false, "end the holder's session instead: its command is killed. Needs pg_signal_backend if the session is another role's")

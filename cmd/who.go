@@ -42,9 +42,9 @@ and 1 if the lock is free.`,
 			})
 		},
 	}
-	f.register(cmd.Flags(), "output")
-	f.lockFlags(cmd.Flags())
-	f.register(cmd.Flags(), "shared")
+	f.register(cmd, "output")
+	f.lockFlags(cmd)
+	f.register(cmd, "shared")
 	cmd.Flags().Lookup("shared").Usage = "only a holder that would keep a --shared run from starting: an exclusive one"
 	return cmd
 }
