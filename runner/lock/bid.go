@@ -44,7 +44,7 @@ func newBid(s *session.Session, cfg Config, contested bool, start StartGuard) *b
 		evidence: map[lockkey.ID]*evidence.Evidence{},
 	}
 	for _, id := range cfg.Claim.IDs {
-		b.evidence[id] = evidence.New(cfg.LockDelay, cfg.Session.Lease, cfg.Claim.Shared)
+		b.evidence[id] = evidence.New(cfg.LockDelay, cfg.Session.Lease, cfg.LostGrace, cfg.Claim.Shared)
 	}
 	if contested {
 		b.contest(cfg.Claim.locks())

@@ -50,7 +50,8 @@ func (b *bid) restOf(g *grant) time.Duration {
 		return 0
 	}
 	g.verdict.Delay = longest
-	return min(longest-held, now.Delay)
+	const step = 100 * time.Millisecond // rounded up, since others are shown it, and some time has passed since the grant
+	return (min(longest-held, now.Delay) + step - 1).Truncate(step)
 }
 
 // heldFor is how long nobody else can have held the lock.

@@ -25,7 +25,7 @@ import (
 //
 // A bid that stands in line for one lock, or for slots, takes the mark of its ticket. A bid without
 // a line takes the common mark of each lock. A bid in line for several locks takes both. Without a
-// mark no end counts (evidence.State). Holders also count the marks, to find out whether those in
+// mark no end counts (package evidence). Holders also count the marks, to find out whether those in
 // line have to be called.
 
 // marksQuery is the query that takes the marks which a listening session lacks, if there are any,

@@ -153,12 +153,8 @@ func (b *bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 	if delay > b.cfg.LongDelay {
 		level = slog.LevelWarn
 	}
-	b.cfg.Log.Log(ctx, level, fmt.Sprintf("%s; the command starts within %v", why, wholeSeconds(delay)), "event", "delayed", "delay", delay)
-}
-
-// wholeSeconds rounds up: some milliseconds may have passed since the grant.
-func wholeSeconds(d time.Duration) time.Duration {
-	return (d + time.Second - 1).Truncate(time.Second)
+	most := (delay + time.Second - 1).Truncate(time.Second)
+	b.cfg.Log.Log(ctx, level, fmt.Sprintf("%s; the command starts within %v", why, most), "event", "delayed", "delay", delay)
 }
 
 // beginDelay drops the token, since the start after the delay needs a later one, shows others that
@@ -167,7 +163,7 @@ func (b *bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.dropDraw(ctx)
 	b.delayed = true
 	d := b.cfg.describe()
-	d.Delay, d.Since = wholeSeconds(delay), time.Now()
+	d.Delay, d.Since = delay, time.Now()
 	b.show(d)
 	return b.leaveLine(ctx, session.PlainBeatQuery)
 }

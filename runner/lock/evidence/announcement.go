@@ -37,7 +37,7 @@ import (
 //     fields only PID counts.
 
 // Word is the first field of an announcement. A new word is ignored until known lists it.
-// Evidence.Hear, Evidence.isCredible and waiter.actOnHeard (package lock) define its effect; the
+// Evidence.Hear, Evidence.counts and waiter.actOnHeard (package lock) define its effect; the
 // list above and runner/README.md describe it.
 type Word string
 

@@ -33,14 +33,14 @@ type heardEnd struct {
 // A word speaks only of the run of its token and, with the field all, of those before it
 // (speaksOf). dead counts only if it names the token of a confirmed start.
 
-// applyWords applies each credible word that has not been applied yet. The word closes the starts
+// applyWords applies each word that counts, and has not been applied yet. The word closes the starts
 // of the runs of which it speaks.
 func (e *Evidence) applyWords() {
 	for i, w := range e.ends {
 		if w.Word == Dead && e.hasOwnRole(w.PID) {
 			e.forget(w, func(s knownStart) bool { return !e.isConfirmed(s) })
 		}
-		if w.applied || !e.isCredible(w) {
+		if w.applied || !e.counts(w) {
 			continue
 		}
 		e.ends[i].applied = true
@@ -67,10 +67,10 @@ func (e *Evidence) applyWords() {
 	}
 }
 
-// isCredible says whether a word may close anything. If the speaker's number now belongs to a
+// counts says whether a word may close anything. If the speaker's number now belongs to a
 // session of another role, the server has reused the number, and the word does not count. The word
 // dead has to name the token of a confirmed start.
-func (e *Evidence) isCredible(w heardEnd) bool {
+func (e *Evidence) counts(w heardEnd) bool {
 	if w.role != 0 && w.role != e.peers[w.PID].role {
 		return false
 	}
@@ -110,7 +110,7 @@ func (e *Evidence) fromHolder(w heardEnd) bool {
 	return w.Word == Clean && (e.peers[w.PID].heldAt > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
 }
 
-// closes says whether a credible word closes this start.
+// closes says whether a word that counts closes this start.
 func (e *Evidence) closes(w heardEnd, s knownStart) bool {
 	return s.kind != ofTooMany && e.maySpeakFor(w.PID, s) && e.speaksOf(w, s)
 }
@@ -200,8 +200,8 @@ func (e *Evidence) NoteRole(pid, role uint32) {
 	}
 }
 
-// Trusts says whether a session is trusted. A word of it may not be credible for all that:
-// isCredible.
+// Trusts says whether a session is trusted. A word of it may not count for all that:
+// counts.
 func (e *Evidence) Trusts(pid uint32) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -194,7 +194,7 @@ func TestBeforeMark(t *testing.T) {
 			h.says(second, Clean, 6, alone)
 		}}, 0},
 	} {
-		h := told{t, New(testDelay, testLease, false)}
+		h := told{t, New(testDelay, testLease, 0, false)}
 		h.looks()
 		for _, f := range tt.then {
 			f(h)

@@ -19,50 +19,53 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// State is what the evidence amounts to.
-type State int
+// state is what the evidence amounts to.
+type state int
 
-// Whoever is granted the lock starts at once if the state is Ended, or if it is Untouched and the
+// Whoever is granted the lock starts at once if the state is ended, or if it is untouched and the
 // server is not young. Otherwise the lock is first held for the delay (Verdict).
 const (
-	Untouched State = iota // nobody else is known to have the lock, or to have had it
-	Contested              // others have it, or may have had it; no start of theirs is known
-	Running                // a start is open: its command may be alive; before the mark, also what would be Ended
-	Ended                  // all starts that were known have been closed
+	untouched state = iota // nobody else is known to have the lock, or to have had it
+	contested              // others have it, or may have had it; no start of theirs is known
+	running                // a start is open: its command may be alive
+	unmarked               // all starts that were known have been closed, but there is no mark yet
+	ended                  // all starts that were known have been closed
 )
 
 // Evidence is what a waiter knows of a lock. While it listens, the evidence has these states:
 //
-//	           started, or      a word that  a word that  a refused  silent for
-//	           seen to hold it  closes all   closes some  try        long enough
-//	untouched  running          ended        –            contested  ended
-//	contested  running          ended        –            contested  ended
-//	running    running          ended        running      running    ended
-//	ended      running          ended        –            running    ended
+//	           started, or      a word that  a word that  a refused  silent for   the mark
+//	           seen to hold it  closes all   closes some  try        long enough  is taken
+//	untouched  running          ended        –            contested  ended        untouched
+//	contested  running          ended        –            contested  ended        contested
+//	running    running          ended        running      running    ended        running
+//	unmarked   running          unmarked     –            running    unmarked     as it began
+//	ended      running          ended        –            running    ended        –
+//
+// Before the mark is taken, read unmarked for ended. Taking it makes unmarked what the state was in
+// the beginning, contested or untouched, unless a clean end shows that it came after the mark
+// (NoteMark).
 //
 // Refused: a try shows a holder that says nothing, such as another program, unless the last known
 // holder may still have the lock. It may for freeAfterClean after its last word, and while the
 // server ends its silent session. (If another program takes the lock and frees it between two
 // looks, nobody notices.)
 //
-// A word that closes all, with no start open, has nothing to close. But clean makes
-// the state ended if its session is later seen to hold the lock (the word arrived before the look),
-// or had the lock after the waiter's mark was taken (fromHolder).
-//
-// Before the mark: until it is taken, what would be ended counts as running. Taking it makes that
-// contested or untouched, as it was before, unless a clean end shows that it came after the mark
-// (NoteMark).
+// A word that closes all, with no start open, has nothing to close. But clean makes the state ended
+// if its session is later seen to hold the lock (the word arrived before the look), or had the lock
+// after the waiter's mark was taken (fromHolder).
 //
 // Some words remove a start without closing it (forget). If none is open then, the state is ended
-// if an end is known, else what it was before. If a start is heard while a silent session is being ended, the
-// state stays running.
+// if an end is known, else what it was in the beginning. If a start is heard while a silent session
+// is being ended, the state stays running.
 //
 // A stranger's words can only make the waiter wait, and for no longer than the waiter's own
-// settings do. A word is credible if its session was seen to hold the lock, or has the role of the
+// settings do. A session is trusted if it was seen to hold the lock, or has the role of the
 // waiter, or of a session that was seen to hold it and whose command may be alive.
 type Evidence struct {
 	lockDelay time.Duration // the waiter's own
 	lease     time.Duration // the waiter's own
+	lostGrace time.Duration // the waiter's own
 	shared    bool          // the waiter is a reader: other readers don't keep it out
 
 	mu        sync.Mutex
@@ -109,10 +112,10 @@ const (
 	mostWords  = 32
 )
 
-// New is the evidence of a waiter that knows nothing yet. lockDelay and lease are its own, and
-// shared says that it is a reader, so that other readers don't keep it out.
-func New(lockDelay, lease time.Duration, shared bool) *Evidence {
-	e := &Evidence{lockDelay: lockDelay, lease: lease, shared: shared}
+// New is the evidence of a waiter that knows nothing yet. lockDelay, lease and lostGrace are its own,
+// and shared says that it is a reader, so that other readers don't keep it out.
+func New(lockDelay, lease, lostGrace time.Duration, shared bool) *Evidence {
+	e := &Evidence{lockDelay: lockDelay, lease: lease, lostGrace: lostGrace, shared: shared}
 	e.Forget()
 	return e
 }
@@ -129,7 +132,7 @@ func (e *Evidence) Contest() {
 func (e *Evidence) Untouched() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.state() == Untouched
+	return e.state() == untouched
 }
 
 // Forget forgets what was heard and seen, but not Contest and refusals.
@@ -313,22 +316,24 @@ type Verdict struct {
 }
 
 // withoutEvidence is the verdict of a waiter that knows nothing. A lock-delay that is shorter than
-// a command may live covers no earlier one.
-func withoutEvidence(lockDelay, lease time.Duration) Verdict {
-	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay >= leasetime.DeadAfter(lease, 0)}
+// a command may live by the waiter's own settings covers no earlier one (speaksOf).
+func (e *Evidence) withoutEvidence() Verdict {
+	return Verdict{Delay: e.lockDelay, CoversEarlier: e.lockDelay >= leasetime.DeadAfter(e.lease, e.lostGrace)}
 }
 
 // state is the state at this moment, which the session's reader may change. The caller holds mu.
-func (e *Evidence) state() State {
+func (e *Evidence) state() state {
 	switch {
-	case len(e.starts) == 0 && e.last == nil && !e.contested:
-		return Untouched
-	case len(e.starts) == 0 && e.last == nil:
-		return Contested
-	case len(e.starts) == 0 && e.mark.taken:
-		return Ended
+	case len(e.starts) > 0:
+		return running
+	case e.last != nil && e.mark.taken:
+		return ended
+	case e.last != nil:
+		return unmarked
+	case e.contested:
+		return contested
 	}
-	return Running
+	return untouched
 }
 
 // Verdict is the current verdict. firstTry is the delay for a lock that is untouched, which depends
@@ -336,15 +341,15 @@ func (e *Evidence) state() State {
 func (e *Evidence) Verdict(firstTry time.Duration) Verdict {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	switch state := e.state(); {
-	case state == Untouched:
+	switch now := e.state(); {
+	case now == untouched:
 		return Verdict{Delay: firstTry}
-	case state == Ended:
+	case now == ended:
 		return Verdict{CoversEarlier: e.last.coversEarlier}
 	case e.lockDelay == 0:
-		return withoutEvidence(0, e.lease)
+		return e.withoutEvidence()
 	}
-	v := withoutEvidence(e.lockDelay, e.lease)
+	v := e.withoutEvidence()
 	for _, s := range e.starts {
 		v.Delay = max(v.Delay, e.delayFor(s))
 	}
@@ -369,5 +374,5 @@ func (e *Evidence) OpenStarts() (tokens []int64, blind bool) {
 func (e *Evidence) KnowsDead(token int64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.state() == Ended && (token == e.last.token || token < e.last.token && e.last.coversEarlier)
+	return e.state() == ended && (token == e.last.token || token < e.last.token && e.last.coversEarlier)
 }

@@ -40,7 +40,7 @@ type told struct {
 
 func newTold(t *testing.T) told {
 	t.Helper()
-	return marked(t, New(testDelay, testLease, false))
+	return marked(t, New(testDelay, testLease, 0, false))
 }
 
 // marked is the evidence of a waiter that has taken its mark. Others may have had the lock before.
@@ -93,11 +93,11 @@ func (h told) wants(what string, delay time.Duration, covers bool) {
 
 // TestStates: every cell of the table of states.
 func TestStates(t *testing.T) {
-	untouched := func(h told) { h.looks() }
-	contested := func(h told) { h.looks(); h.Contest() }
-	running := func(h told) { h.looks(holds(holder, theirs, 5)) }
-	ended := func(h told) {
-		running(h)
+	asUntouched := func(h told) { h.looks() }
+	asContested := func(h told) { h.looks(); h.Contest() }
+	asRunning := func(h told) { h.looks(holds(holder, theirs, 5)) }
+	asEnded := func(h told) {
+		asRunning(h)
 		h.says(holder, Clean, 5)
 	}
 	refused := func(h told) { h.NoteRefusal(longAfter()) }
@@ -107,91 +107,98 @@ func TestStates(t *testing.T) {
 		name string
 		from func(told)
 		then func(told)
-		want State
+		want state
 	}{
-		{"untouched, nothing", untouched, func(told) {}, Untouched},
-		{"untouched, a start", untouched, func(h told) { h.says(second, Started, 6) }, Running},
-		{"untouched, a holder is seen", untouched, func(h told) { h.looks(holds(second, theirs, 6)) }, Running},
-		{"untouched, a foreign holder is seen", untouched, func(h told) { h.looks(holds(second, nobody, 0)) }, Running},
-		{"untouched, a late word", untouched, func(h told) { h.says(speaker, Dead, 6); verify(h, speaker) }, Untouched},
-		{"untouched, a repeated word", untouched, func(h told) { h.says(speaker, Clean, 6); verify(h, speaker) }, Untouched},
-		{"untouched, one that was not seen had the lock since the mark", untouched, func(h told) { h.says(speaker, Clean, 6, sinceMark); verify(h, speaker) }, Ended},
-		{"untouched, the same, before the mark", untouched, func(h told) { h.says(speaker, Clean, 6, beforeMark); verify(h, speaker) }, Untouched},
-		{"untouched, the same for itself alone", untouched, func(h told) { h.says(speaker, Clean, 6, sinceMark, alone); verify(h, speaker) }, Ended},
-		{"untouched, the same by a stranger", untouched, func(h told) { h.says(stranger, Clean, 6, sinceMark); h.NoteRole(stranger, nobody) }, Untouched},
-		{"untouched, the same as a last word", untouched, func(h told) { h.says(speaker, Dead, 6, sinceMark); verify(h, speaker) }, Untouched},
-		{"untouched, a word that counts for nothing", untouched, func(h told) { h.says(stranger, Dead, 6) }, Untouched},
-		{"untouched, a holder's word overtakes the look", untouched, func(h told) {
+		{"untouched, nothing", asUntouched, func(told) {}, untouched},
+		{"untouched, a start", asUntouched, func(h told) { h.says(second, Started, 6) }, running},
+		{"untouched, a holder is seen", asUntouched, func(h told) { h.looks(holds(second, theirs, 6)) }, running},
+		{"untouched, a foreign holder is seen", asUntouched, func(h told) { h.looks(holds(second, nobody, 0)) }, running},
+		{"untouched, a late word", asUntouched, func(h told) { h.says(speaker, Dead, 6); verify(h, speaker) }, untouched},
+		{"untouched, a repeated word", asUntouched, func(h told) { h.says(speaker, Clean, 6); verify(h, speaker) }, untouched},
+		{"untouched, one that was not seen had the lock since the mark", asUntouched, func(h told) { h.says(speaker, Clean, 6, sinceMark); verify(h, speaker) }, ended},
+		{"untouched, the same, before the mark", asUntouched, func(h told) { h.says(speaker, Clean, 6, beforeMark); verify(h, speaker) }, untouched},
+		{"untouched, the same for itself alone", asUntouched, func(h told) { h.says(speaker, Clean, 6, sinceMark, alone); verify(h, speaker) }, ended},
+		{"untouched, the same by a stranger", asUntouched, func(h told) { h.says(stranger, Clean, 6, sinceMark); h.NoteRole(stranger, nobody) }, untouched},
+		{"untouched, the same as a last word", asUntouched, func(h told) { h.says(speaker, Dead, 6, sinceMark); verify(h, speaker) }, untouched},
+		{"untouched, a word that counts for nothing", asUntouched, func(h told) { h.says(stranger, Dead, 6) }, untouched},
+		{"untouched, a holder's word overtakes the look", asUntouched, func(h told) {
 			h.LookSent()
 			h.says(holder, Clean, 5)
 			h.shows(freeAfterClean, holds(holder, theirs, 5))
-		}, Ended},
-		{"untouched, refused", untouched, refused, Contested},
-		{"untouched, silent", untouched, silent, Ended},
-		{"contested, nothing", contested, func(told) {}, Contested},
-		{"contested, a start", contested, func(h told) { h.says(second, Started, 6) }, Running},
-		{"contested, a late word", contested, func(h told) { h.says(speaker, Dead, 6); verify(h, speaker) }, Contested},
-		{"contested, had since the mark", contested, func(h told) { h.says(speaker, Clean, 6, sinceMark); verify(h, speaker) }, Ended},
-		{"contested, refused", contested, refused, Contested},
-		{"contested, silent", contested, silent, Ended},
-		{"contested, forgotten", contested, func(h told) { h.Forget() }, Contested},
-		{"running, forgotten", running, func(h told) { h.Forget() }, Untouched},
-		{"running, a start", running, func(h told) { h.says(second, Started, 6) }, Running},
-		{"running, another holder is seen", running, func(h told) { h.looks(holds(second, theirs, 6)) }, Running},
-		{"running, one before it had the lock since the mark", running, func(h told) { h.says(speaker, Clean, 4, sinceMark); verify(h, speaker) }, Running},
-		{"running, a word that closes all", running, func(h told) { h.says(holder, Clean, 5) }, Ended},
-		{"running, a word that closes some", running, func(h told) {
+		}, ended},
+		{"untouched, refused", asUntouched, refused, contested},
+		{"untouched, silent", asUntouched, silent, ended},
+		{"contested, nothing", asContested, func(told) {}, contested},
+		{"contested, a start", asContested, func(h told) { h.says(second, Started, 6) }, running},
+		{"contested, a late word", asContested, func(h told) { h.says(speaker, Dead, 6); verify(h, speaker) }, contested},
+		{"contested, had since the mark", asContested, func(h told) { h.says(speaker, Clean, 6, sinceMark); verify(h, speaker) }, ended},
+		{"contested, refused", asContested, refused, contested},
+		{"contested, silent", asContested, silent, ended},
+		{"contested, forgotten", asContested, func(h told) { h.Forget() }, contested},
+		{"running, forgotten", asRunning, func(h told) { h.Forget() }, untouched},
+		{"running, a start", asRunning, func(h told) { h.says(second, Started, 6) }, running},
+		{"running, another holder is seen", asRunning, func(h told) { h.looks(holds(second, theirs, 6)) }, running},
+		{"running, one before it had the lock since the mark", asRunning, func(h told) { h.says(speaker, Clean, 4, sinceMark); verify(h, speaker) }, running},
+		{"running, a word that closes all", asRunning, func(h told) { h.says(holder, Clean, 5) }, ended},
+		{"running, a word that closes some", asRunning, func(h told) {
 			h.looks(holds(second, theirs, 6))
 			h.says(second, Clean, 6, alone)
-		}, Running},
-		{"running, a word of the one before", running, func(h told) {
+		}, running},
+		{"running, a word of the one before", asRunning, func(h told) {
 			h.looks(holds(second, theirs, 6))
 			h.says(holder, Clean, 5)
-		}, Running},
-		{"running, refused", running, refused, Running},
-		{"running, silent", running, silent, Ended},
-		{"running, silent, and meanwhile somebody starts", running, func(h told) {
+		}, running},
+		{"running, refused", asRunning, refused, running},
+		{"running, silent", asRunning, silent, ended},
+		{"running, silent, and meanwhile somebody starts", asRunning, func(h told) {
 			h.LookSent()
 			h.says(second, Started, 6)
 			h.NoteSilence(Seat{})
-		}, Running},
-		{"running, nobody is seen", running, func(h told) { h.looks() }, Running},
-		{"running, a reader leaves", running, func(h told) { h.says(holder, Left, 5) }, Running},
-		{"running, but only by a stranger that ends, too", untouched, func(h told) {
+		}, running},
+		{"running, nobody is seen", asRunning, func(h told) { h.looks() }, running},
+		{"running, a reader leaves", asRunning, func(h told) { h.says(holder, Left, 5) }, running},
+		{"running, but only by a stranger that ends, too", asUntouched, func(h told) {
 			h.says(stranger, Started, 9)
 			h.says(stranger, Clean, 9)
 			h.NoteRole(stranger, nobody)
-		}, Untouched},
-		{"ended, a start", ended, func(h told) { h.says(second, Started, 6) }, Running},
-		{"ended, a holder is seen", ended, func(h told) { h.looks(holds(second, theirs, 6)) }, Running},
-		{"ended, another word", ended, func(h told) { h.says(holder, Clean, 5) }, Ended},
-		{"ended, refused before the lock can be free", ended, func(h told) { h.NoteRefusal(boottime.Now()) }, Ended},
-		{"ended, refused", ended, refused, Running},
-		{"ended, silent", ended, silent, Ended},
-		{"ended, nobody is seen", ended, func(h told) { h.looks() }, Ended},
+		}, untouched},
+		{"ended, a start", asEnded, func(h told) { h.says(second, Started, 6) }, running},
+		{"ended, a holder is seen", asEnded, func(h told) { h.looks(holds(second, theirs, 6)) }, running},
+		{"ended, another word", asEnded, func(h told) { h.says(holder, Clean, 5) }, ended},
+		{"ended, refused before the lock can be free", asEnded, func(h told) { h.NoteRefusal(boottime.Now()) }, ended},
+		{"ended, refused", asEnded, refused, running},
+		{"ended, silent", asEnded, silent, ended},
+		{"ended, nobody is seen", asEnded, func(h told) { h.looks() }, ended},
 	} {
-		h := told{t, New(testDelay, testLease, false)}
+		h := told{t, New(testDelay, testLease, 0, false)}
 		h.NoteMark(testLSN)
 		tt.from(h)
 		tt.then(h)
 		if got := h.state(); got != tt.want {
 			t.Errorf("%s: the state is %d, want %d", tt.name, got, tt.want)
 		}
-		if v := h.Verdict(testDelay); (v.Delay == 0) != (tt.want == Ended) {
+		if v := h.Verdict(testDelay); (v.Delay == 0) != (tt.want == ended) {
 			t.Errorf("%s: the state is %d, and it waits %v", tt.name, tt.want, v.Delay)
 		}
 	}
 }
 
-// TestShortDelay: a waiter that waits for less than a command may live covers no earlier one.
+// TestShortDelay: a waiter that waits for less than a command may live, lost-grace and all, covers no
+// earlier one.
 func TestShortDelay(t *testing.T) {
-	for delay, covers := range map[time.Duration]bool{0: false, time.Second: false, testDelay - 1: false, testDelay: true, testLease: true} {
-		if got := withoutEvidence(delay, testLease); got != (Verdict{delay, covers}) {
-			t.Errorf("nothing is known: %+v after %v", got, delay)
-		}
-		h := marked(t, New(delay, testLease, false))
+	const grace = 5 * time.Second
+	for _, tt := range []struct {
+		delay, grace time.Duration
+		covers       bool
+	}{
+		{0, 0, false}, {time.Second, 0, false}, {testDelay - 1, 0, false}, {testDelay, 0, true}, {testLease, 0, true},
+		{testDelay, grace, false}, {testDelay + grace - 1, grace, false}, {testDelay + grace, grace, true},
+		{testLease, testLease, true},
+	} {
+		h := marked(t, New(tt.delay, testLease, tt.grace, false))
+		h.wants("nothing is known", tt.delay, tt.covers)
 		h.NoteRefusal(boottime.Now())
-		h.wants("nobody knows who has the lock", delay, covers)
+		h.wants("nobody knows who has the lock", tt.delay, tt.covers)
 	}
 }
 
@@ -220,7 +227,7 @@ func TestDelays(t *testing.T) {
 	h.says(second, Started, 6, func(a *Announcement) { a.Lease, a.LostGrace = 3*testLease, time.Second })
 	h.wants("one of the waiter's role has a longer lease", leasetime.DeadAfter(3*testLease, time.Second), true)
 
-	none := marked(t, New(0, testLease, false))
+	none := marked(t, New(0, testLease, 0, false))
 	none.looks(holds(holder, theirs, 5))
 	none.wants("without a lock-delay", 0, false)
 }

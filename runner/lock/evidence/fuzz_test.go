@@ -92,8 +92,8 @@ func FuzzEvidence(f *testing.F) {
 	f.Add(false, true, []byte("07\xfe10\xfa$00000"))
 	f.Add(true, true, []byte("1001000011&0001$10&011000&v10s"))
 	f.Fuzz(func(t *testing.T, shared, marked bool, steps []byte) {
-		with := New(testDelay, testLease, shared)
-		without := New(testDelay, testLease, shared)
+		with := New(testDelay, testLease, 0, shared)
+		without := New(testDelay, testLease, 0, shared)
 		if marked { // otherwise the mark comes later, or never
 			with.NoteMark(fuzzLSN)
 			without.NoteMark(fuzzLSN)

@@ -81,11 +81,11 @@ func TestSilence(t *testing.T) {
 func TestReaders(t *testing.T) {
 	reading := holds(holder, theirs, 5)
 	reading.Shared = true
-	h := marked(t, New(testDelay, testLease, true))
+	h := marked(t, New(testDelay, testLease, 0, true))
 	h.looks(reading)
 	h.says(second, Started, 6, read)
 	h.wants("a reader after readers", testDelay, true)
-	if h.state() != Contested {
+	if h.state() != contested {
 		t.Error("a reader has heard of readers")
 	}
 	h.looks(holds(third, theirs, 7))
