@@ -12,7 +12,7 @@ import (
 type grant struct {
 	advisory.Lock
 	// verdict is that of the moment of the grant, until a later one calls for a longer delay, or for
-	// none (restOf).
+	// none (review).
 	verdict evidence.Verdict
 	// since is the time after which nobody else can have held the lock. With a quorum it is zero until
 	// the standbys have confirmed that.
@@ -27,19 +27,20 @@ func (b *bid) granted() (locks []advisory.Lock) {
 	return locks
 }
 
-// rest is for how much longer the locks have to be held before a command may start, by the verdicts
-// on them. A lock that was granted without a delay needs none later.
-func (b *bid) rest() (rest time.Duration) {
+// reviewGrants brings the verdicts on the grants up to date, and says for how much longer the locks
+// have to be held before a command may start. A lock that was granted without a delay needs none
+// later.
+func (b *bid) reviewGrants() (rest time.Duration) {
 	for i := range b.grants {
-		rest = max(rest, b.restOf(&b.grants[i]))
+		rest = max(rest, b.review(&b.grants[i]))
 	}
 	return rest
 }
 
-// restOf is rest for one lock. It notes in the grant what has changed since: evidence that no earlier
-// command is alive, or a longer delay, because a role was looked up. After a first try the current
-// verdict may have what is left of the delay (firstTryDelay).
-func (b *bid) restOf(g *grant) time.Duration {
+// review is reviewGrants for one lock. It notes in the grant what has changed since: evidence that no
+// earlier command is alive, or a longer delay, because a role was looked up. After a first try the
+// current verdict may have what is left of the delay (firstTryDelay).
+func (b *bid) review(g *grant) time.Duration {
 	now, held := b.verdictOn(g.ID), g.heldFor()
 	longest := max(g.verdict.Delay, now.Delay)
 	switch {

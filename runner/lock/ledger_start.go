@@ -22,7 +22,7 @@ type ledgerStart struct {
 // startInLedger draws the token and starts the run in the ledger, once no command of an earlier run
 // is alive.
 func (b *bid) startInLedger(ctx context.Context) error {
-	start := ledgerStart{bid: b, proof: ledger.Proof{Sure: b.rest() == 0, Closes: make([]int64, len(b.grants))}}
+	start := ledgerStart{bid: b, proof: ledger.Proof{Sure: b.reviewGrants() == 0, Closes: make([]int64, len(b.grants))}}
 	if _, blind := b.openStarts(b.granted()); blind && !start.proof.Sure {
 		if err := start.waitWithoutLedger(ctx); err != nil {
 			return err
@@ -96,7 +96,7 @@ func (b *bid) dropDraw(ctx context.Context) {
 // noteEvidence puts into the proof what has been announced so far, and whether the locks have
 // been held for long enough.
 func (l *ledgerStart) noteEvidence() {
-	l.proof.Sure = l.proof.Sure || l.bid.rest() == 0
+	l.proof.Sure = l.proof.Sure || l.bid.reviewGrants() == 0
 	l.proof.Heard = nil
 	if l.proof.Sure {
 		return
@@ -115,7 +115,7 @@ func (l *ledgerStart) noteEvidence() {
 func (l *ledgerStart) noteBegun() {
 	l.bid.draw.owed = l.bid.granted()
 	for i := range l.bid.grants {
-		if g := &l.bid.grants[i]; l.bid.restOf(g) > 0 {
+		if g := &l.bid.grants[i]; l.bid.review(g) > 0 {
 			g.verdict.CoversEarlier = false
 		}
 	}

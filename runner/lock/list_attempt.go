@@ -46,7 +46,7 @@ func (a *Attempt) id() lockkey.ID { return a.bid.cfg.Claim.IDs[0] }
 func (a *Attempt) Granted() bool { return a.bid.complete() }
 
 // Delayed says whether Settle will hold the lock, which was granted, for some time without a command.
-func (a *Attempt) Delayed() bool { return a.bid.rest() > 0 }
+func (a *Attempt) Delayed() bool { return a.bid.reviewGrants() > 0 }
 
 // Settle prepares a lock that was granted for the start of its command (bid.settle). If that fails,
 // the lock is free: others still work in this session.

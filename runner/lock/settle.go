@@ -81,19 +81,19 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 // waitOut holds the locks without a command for the rest of the delay, in which a former holder's
 // command may be alive, or until there is evidence that it is dead.
 func (b *bid) waitOut(ctx context.Context) error {
-	if b.rest() == 0 {
+	if b.reviewGrants() == 0 {
 		return nil
 	}
 	// The grant may have come with a word of a session whose role was not looked up yet.
 	if err := b.askRoles(ctx); err != nil {
 		return err
 	}
-	if b.firstTryDelay(b.rest()) > 0 {
+	if b.firstTryDelay(b.reviewGrants()) > 0 {
 		if err := b.s.LearnAge(ctx); err != nil {
 			return err
 		}
 	}
-	rest := b.rest()
+	rest := b.reviewGrants()
 	if rest == 0 {
 		return nil
 	}
@@ -103,10 +103,10 @@ func (b *bid) waitOut(ctx context.Context) error {
 	if err := b.confirmGrants(ctx); err != nil {
 		return err
 	}
-	if rest = b.rest(); rest == 0 { // something was heard meanwhile
+	if rest = b.reviewGrants(); rest == 0 { // something was heard meanwhile
 		return nil
 	}
-	over := func() bool { return b.rest() == 0 }
+	over := func() bool { return b.reviewGrants() == 0 }
 	return b.hold(ctx, rest, "lock granted without evidence that its last holder is dead", over, nil)
 }
 
