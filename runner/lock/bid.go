@@ -152,7 +152,7 @@ func (cfg *Config) firstTrySQL() string {
 	return cfg.tryMissingSQL(cfg.Claim.locks(), false)
 }
 
-// noteTry notes which locks a try has won. Every grant comes through here, from try, tryOften,
+// noteTry notes which locks a try has won. Every grant comes through here, from try, tryInBurst,
 // tryInTransaction and exchange.ask. The try itself is sent with the login (firstTrySQL), or by
 // askTry, burstQuery, Session.Begin or exchange.freeAndTryQuery. Then complete says whether it is
 // the whole claim, areListed whether pg_locks agrees, and settle when a command may start. The

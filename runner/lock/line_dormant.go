@@ -69,11 +69,10 @@ func (w *waiter) callIfFew(ctx context.Context, found *evidence.Look) error {
 	return err
 }
 
-// whomToCall says whom in line a waiter that has become the holder may have to call. With a ledger
-// nobody needs a call, since the ledger says how a holder ended. In a transaction there is no line.
+// whomToCall says whom in line a waiter that has become the holder may have to call.
 func (w *waiter) whomToCall() crowd.ToCall {
 	switch {
-	case !w.cfg.announces() || w.usesLedger() || w.cfg.Claim.Shared || !w.cfg.Claim.hasOneLine():
+	case !w.callsDormant():
 		return crowd.NoneToCall
 	case w.draw.dormant:
 		return crowd.SomeDormant

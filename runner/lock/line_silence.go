@@ -35,7 +35,7 @@ import (
 //	waiter.tryNow            takes the lock once the server has freed it: by many tries if the session was ended
 //	bid.settle               starts without a delay
 func (w *waiter) watchHolder(ctx context.Context, found *evidence.Look) error {
-	if w.cfg.Claim.Shared || w.cfg.Claim.takesAny() { // there may be several holders
+	if !w.cfg.Claim.hasOneHolder() { // one that is silent tells nothing of the others
 		return nil
 	}
 	s := found.HolderOf(w.place.line)

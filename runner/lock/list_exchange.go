@@ -54,10 +54,6 @@ func (a *Attempt) release(ctx context.Context) error {
 	return a.held.Release(ctx)
 }
 
-// canExchange says whether, in a list, the release of one lock and the try for the next can go in
-// one message, and the draw with them.
-func (cfg *Config) canExchange() bool { return cfg.drawsWithTry() && !cfg.Claim.Shared }
-
 // endFits says whether the locks can be released in an exchange: the ledger has nothing to
 // record, and the announcement is for all listeners and prefers none of them. Others will retry an
 // item that failed, so its Release waits for those that were just refused.

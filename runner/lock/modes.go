@@ -1,13 +1,19 @@
 package lock
 
+import "github.com/pglead/pglead/runner/advisory"
+
 // The ways of locking, which a run may combine, are several locks, slots (Claim.Gate), shared
 // (Claim.Shared), in a transaction and with a quorum (fields of the session's Config), of a list
-// (List), and with a ledger. First comes what follows from them for more than one file. To add one:
-// its field, a row in the table at the end, and its flag; then see what each question here, and each
-// use of the other fields, has to answer for it.
+// (List), and with a ledger. First comes each question whose answer depends on more than one of them,
+// or that more than one file asks. To add one: its field, a row in the table at the end, and its
+// flag; then see what each question here, and each use of the other fields, has to answer for it.
 
 // takesAny says whether any one of the locks will do.
 func (c Claim) takesAny() bool { return c.Gate != nil }
+
+// hasOneHolder says whether one session at most has what the claim asks for. Readers share it, and
+// slots have a holder each.
+func (c Claim) hasOneHolder() bool { return !c.Shared && !c.takesAny() }
 
 // hasOneLine says whether all who wait for the claim stand in one line. Otherwise the bid also takes
 // the common marks of the lines in which it has no ticket (lacksCommon), and no waiter calls the
@@ -22,6 +28,37 @@ func (cfg *Config) announces() bool { return !cfg.Session.Transaction }
 // is not on another session.
 func (cfg *Config) drawsWithTry() bool {
 	return len(cfg.Claim.IDs) == 1 && !cfg.Claim.takesAny() && !cfg.Session.UsesSecondSession()
+}
+
+// canExchange says whether, in a list, the release of one lock and the try for the next can go in
+// one message, and the draw with them.
+func (cfg *Config) canExchange() bool { return cfg.drawsWithTry() && !cfg.Claim.Shared }
+
+// needsSecondLater says whether the second session is needed again after the draw: for a quorum's
+// commits, and for the next item of a list.
+func (cfg *Config) needsSecondLater() bool { return cfg.Session.Quorum || cfg.ofList }
+
+// announcesDeath says whether waiters are told of a command that is dead after a loss. After a
+// reader, or without a lock-delay, they wait for nothing that this would shorten.
+func (cfg *Config) announcesDeath() bool {
+	return cfg.LockDelay > 0 && cfg.announces() && !cfg.Claim.Shared
+}
+
+// warmsUpEnd says whether a holder's session warms up for the announcement of its end. A list's
+// announces one end after the other.
+func (cfg *Config) warmsUpEnd() bool { return cfg.announces() && !cfg.ofList }
+
+// callsDormant says whether a holder calls the dormant waiters when it is done. With a ledger nobody
+// needs a call, since the ledger says how a holder ended. Readers leave without announcing a clean
+// end.
+func (b *bid) callsDormant() bool {
+	return b.cfg.announces() && !b.usesLedger() && !b.cfg.Claim.Shared && b.cfg.Claim.hasOneLine()
+}
+
+// startsRunWithDraw says whether the statement that draws the token can also start the run of these
+// locks in the ledger, if the evidence allows it: of one lock, and without readers.
+func (b *bid) startsRunWithDraw(locks []advisory.Lock) bool {
+	return len(locks) == 1 && !b.cfg.Claim.Shared && !b.cfg.Session.UsesSecondSession() && b.usesLedger()
 }
 
 // usesLedger says whether the run goes by a ledger: every start then learns how the last run ended.

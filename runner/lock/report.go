@@ -60,7 +60,7 @@ func Report(ctx context.Context, lost When, runs ...*Held) {
 		owing = runs[i]
 	}
 	cfg := runs[0].cfg
-	announces := cfg.LockDelay > 0 && cfg.announces() && !cfg.Claim.Shared
+	announces := cfg.announcesDeath()
 	most := cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0))
 	switch lost {
 	case WhileRunning:

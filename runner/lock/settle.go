@@ -34,7 +34,7 @@ import (
 //
 // With a ledger the token is drawn before it is certain that no earlier command is alive, because
 // the question to the ledger contains the token. The ledger also keeps a run from starting during a
-// pause, and for --once-per (startInLedger). A burst (waiter.tryOften) and an exchange draw it with
+// pause, and for --once-per (startInLedger). A burst (waiter.tryInBurst) and an exchange draw it with
 // the try. If a wait follows the draw, the token is drawn anew (beginDelay). With a second session
 // a separate statement lists the locks (drawOnSecond).
 //
@@ -57,7 +57,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	}
 	b.guard.begin()
 	err := start(ctx)
-	if err == nil && !b.cfg.Session.Quorum && !b.cfg.ofList { // their commits, and the next item, need it again
+	if err == nil && !b.cfg.needsSecondLater() {
 		b.s.DropSecond()
 	}
 	err = cmp.Or(err, b.guard.await())   // also after an error, so that it can be given up

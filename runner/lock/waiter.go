@@ -192,7 +192,7 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, news <-chan struct{
 func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
 	try, burst := w.try, w.turn.TakeTry()
 	if burst {
-		try = w.tryOften
+		try = w.tryInBurst
 	}
 	w.tryLater()
 	granted, err = try(ctx)
@@ -210,9 +210,9 @@ const (
 	burstFast  = 20
 )
 
-// tryOften tries many times in one statement. If there is nothing to wait for, or the ledger says
+// tryInBurst tries many times in one statement. If there is nothing to wait for, or the ledger says
 // what there is, the draw travels along. Without the lock it draws nothing.
-func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
+func (w *waiter) tryInBurst(ctx context.Context) (granted bool, err error) {
 	locks, queries := w.cfg.Claim.locks(), []string{w.burstQuery(0)}
 	draws := w.cfg.drawsWithTry() && (w.delayOn(locks) == 0 || w.drawStartsRun(locks))
 	if draws {

@@ -13,7 +13,7 @@ package lock
 // session's first announcement makes it read the server's catalogs, which takes half a millisecond:
 // with the warm-up it has done so before its command ends.
 func (h *Held) endWarmupQuery() (query []string) {
-	if h.cfg.Session.Transaction || h.cfg.ofList {
+	if !h.cfg.warmsUpEnd() {
 		return nil
 	}
 	return []string{h.announceEndQuery(h.Locks[0], h.cfg.Claim.listenersSQL()+" AND pid IS NULL")}
