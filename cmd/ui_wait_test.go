@@ -193,9 +193,9 @@ func TestWaitingLine(t *testing.T) {
 	}
 }
 
-// TestInVain: the last line says that a wait was given up, also if its last reason is a new one,
-// and repeats none.
-func TestInVain(t *testing.T) {
+// TestGivenUpIsSaidOnce: the last line says that a wait was given up, also if its last reason is a
+// new one, and repeats none.
+func TestGivenUpIsSaidOnce(t *testing.T) {
 	u := newUI(&bytes.Buffer{})
 	u.configure(false, false, false, []string{"k"})
 	o := &outage{u: u}

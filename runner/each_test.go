@@ -84,8 +84,8 @@ func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *active
 	return w, it
 }
 
-// TestRunMeanwhile: an item that another worker on the list has run between this worker's look and the
-// grant is skipped, and its lock is free.
+// TestRunMeanwhile: an item that another worker on the list has run between this worker's look and
+// the grant is skipped, and its lock is free.
 func TestRunMeanwhile(t *testing.T) {
 	server := testserver.Start(t, nil)
 	w, it := workerOn(t, lockOn(t, server), 1)
@@ -98,8 +98,8 @@ func TestRunMeanwhile(t *testing.T) {
 	}
 }
 
-// TestFailedElsewhere: an item that has failed elsewhere is left out or, with --wait, put off until the
-// list comes back to it.
+// TestFailedElsewhere: an item that has failed elsewhere is left out or, with --wait, put off until
+// the list comes back to it.
 func TestFailedElsewhere(t *testing.T) {
 	server := testserver.Start(t, nil)
 	for _, tt := range []struct {
@@ -138,9 +138,10 @@ func (l levels) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestBarred: while there is time, the list comes back to an item after an obstacle that may pass, and
-// warns of it once. It ends with any other error, and with that of a session that is lost.
-func TestBarred(t *testing.T) {
+// TestComesBackAfterObstacle: while there is time, the list comes back to an item after an obstacle
+// that may pass, and warns of it once. It ends with any other error, and with that of a session
+// that is lost.
+func TestComesBackAfterObstacle(t *testing.T) {
 	server := testserver.Start(t, nil)
 	locking, logged := lockOn(t, server), []slog.Level{}
 	locking.Log = slog.New(levels{slog.DiscardHandler, &logged})
@@ -213,8 +214,8 @@ func TestActiveItems(t *testing.T) {
 	enter(1)
 }
 
-// TestDelayedAhead: an item that was fetched ahead, and whose start has to be delayed, is given back,
-// and tried again after the command that runs.
+// TestDelayedAhead: an item that was fetched ahead, and whose start has to be delayed, is given
+// back, and tried again after the command that runs.
 func TestDelayedAhead(t *testing.T) {
 	server := testserver.Start(t, nil)
 	locking := lockOn(t, server)
@@ -228,8 +229,8 @@ func TestDelayedAhead(t *testing.T) {
 	}
 }
 
-// TestEachDelayed: a brief command's lock is free before the list waits until the last command of the
-// next item is dead.
+// TestEachDelayed: a brief command's lock is free before the list waits until the last command of
+// the next item is dead.
 func TestEachDelayed(t *testing.T) {
 	server := testserver.Start(t, nil)
 	free := func(id string) bool {
@@ -270,8 +271,8 @@ func TestEachDelayed(t *testing.T) {
 	}
 }
 
-// TestEachLaterPass: other runs have all items in the first pass, and end cleanly. In the second each
-// item starts at once, also after a command that takes longer than the brief one before it.
+// TestEachLaterPass: other runs have all items in the first pass, and end cleanly. In the second
+// each item starts at once, also after a command that takes longer than the brief one before it.
 func TestEachLaterPass(t *testing.T) {
 	server := testserver.Start(t, nil)
 	locking, items := lockOn(t, server), []string{"1", "2", "3"}

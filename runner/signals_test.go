@@ -77,9 +77,9 @@ func TestUntilSignal(t *testing.T) {
 	})
 }
 
-// TestKeep: when keep returns while a signal comes, the signal has ended the context, or
-// will be kept.
-func TestKeep(t *testing.T) {
+// TestSignalIsKeptOrEnds: when keep returns while a signal comes, the signal has ended the context,
+// or will be kept.
+func TestSignalIsKeptOrEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		signals, stop, goOn := make(chan os.Signal, 64), make(chan struct{}), make(chan struct{})
 		taker := newSignalTaker(stop)

@@ -150,8 +150,9 @@ func TestTimeToEnd(t *testing.T) {
 	}.run(t)
 }
 
-// TestRequests: requests that are no reason to end, and a request whose asker is found late.
-func TestRequests(t *testing.T) {
+// TestWhatAsksForTheEnd: requests that are no reason to end, and a request whose asker is found
+// late.
+func TestWhatAsksForTheEnd(t *testing.T) {
 	sceneTests{
 		"not every signal is for the end": {
 			prepare:   func(s *scene) { s.cfg.KillAfterSignal = 3 * sec },
@@ -357,9 +358,9 @@ func TestSignalAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestAlive has nothing happen for a minute. Each promise that this process is not stuck comes
-// before the one before it has run out.
-func TestAlive(t *testing.T) {
+// TestSaysInTimeThatItIsAlive has nothing happen for a minute. Each promise that this process is
+// not stuck comes before the one before it has run out.
+func TestSaysInTimeThatItIsAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene()
 		until, calls := s.began, 0

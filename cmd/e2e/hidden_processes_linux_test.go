@@ -55,10 +55,10 @@ func signsOfLife() *os.File {
 	return file
 }
 
-// TestHiders: a daemon whose first thread has ended, and one that forks and exits
+// TestHidersAreEnded: a daemon whose first thread has ended, and one that forks and exits
 // each millisecond, are named and ended, with a control group to do it in and
 // without, whoever has to end them.
-func TestHiders(t *testing.T) {
+func TestHidersAreEnded(t *testing.T) {
 	racesNothing(t)
 	requireRoot(t, "control groups, and to go without")
 	self, err := os.Executable()

@@ -15,8 +15,8 @@ import (
 
 func id(n int64) lockkey.ID { return lockkey.ID{Number: n} }
 
-// TestNumbers: other programs and older versions know these numbers from runner/README.
-func TestNumbers(t *testing.T) {
+// TestNumbersStay: other programs and older versions know these numbers from runner/README.
+func TestNumbersStay(t *testing.T) {
 	of := id(-7)
 	ticket := lockkey.SipHash24("ticket\x00-7").Number>>32<<32 | 5
 	for name, tt := range map[string]struct {
@@ -40,9 +40,9 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// TestSQL: what each expression answers, and what its session has afterwards, while another has
-// some locks.
-func TestSQL(t *testing.T) {
+// TestAnswersAndLocksLeft: what each expression answers, and what its session has afterwards, while
+// another has some locks.
+func TestAnswersAndLocksLeft(t *testing.T) {
 	t.Parallel()
 	server := testserver.Start(t, nil)
 	connect := func() (ask func(sql string) string) {

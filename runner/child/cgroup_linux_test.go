@@ -13,9 +13,9 @@ import (
 	"github.com/pglead/pglead/runner/child"
 )
 
-// TestSubgroups: nothing is left of the command's control group, even if the command has made
+// TestNoSubgroupStays: nothing is left of the command's control group, even if the command has made
 // groups in it, and whether the guard or this process ends the processes there.
-func TestSubgroups(t *testing.T) {
+func TestNoSubgroupStays(t *testing.T) {
 	const job = `group=$(sed -n 's/^0:://p' /proc/self/cgroup)
 		for mount in $(awk '/ - cgroup2 /{print $5}' /proc/self/mountinfo); do
 			test -e $mount$group/cgroup.procs && group=$mount$group && break

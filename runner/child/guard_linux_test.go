@@ -52,8 +52,8 @@ func TestFullPipe(t *testing.T) {
 	}
 }
 
-// TestGuardRests: while a command has its grace after the end of the connection, the guard waits, and
-// takes no processor.
+// TestGuardRests: while a command has its grace after the end of the connection, the guard waits,
+// and takes no processor.
 func TestGuardRests(t *testing.T) {
 	here, there := socketPair(t)
 	c, told := startReluctant(t, here, child.Config{LostGrace: time.Hour, MostGrace: time.Hour})
@@ -80,8 +80,9 @@ func TestGuardRests(t *testing.T) {
 	}
 }
 
-// TestApart: no signal for this process's group or session reaches the guard of a command that runs.
-func TestApart(t *testing.T) {
+// TestSignalsMissTheGuard: no signal for this process's group or session reaches the guard of a
+// command that runs.
+func TestSignalsMissTheGuard(t *testing.T) {
 	dir := t.TempDir()
 	c := startRole(t, child.Config{}, "sleep", dir)
 	awaitRecords(dir, 1)
@@ -120,8 +121,8 @@ func TestNothingIsInherited(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeft: of guards that have ended this process keeps no descriptor, and no number, which
-// another process may get.
+// TestNothingIsLeft: of guards that have ended this process keeps no descriptor, and no number,
+// which another process may get.
 func TestNothingIsLeft(t *testing.T) {
 	guards, err := child.NewGuards(nil)
 	if err != nil {

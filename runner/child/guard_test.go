@@ -21,9 +21,10 @@ import (
 	"github.com/pglead/pglead/runner/child"
 )
 
-// TestSocket: the guard's duplicate keeps the connection open. The guard notices by itself that the
-// peer closes the connection, kills the tree for that, and then ends its own side, too.
-func TestSocket(t *testing.T) {
+// TestGuardKeepsTheSocket: the guard's duplicate keeps the connection open. The guard notices by
+// itself that the peer closes the connection, kills the tree for that, and then ends its own side,
+// too.
+func TestGuardKeepsTheSocket(t *testing.T) {
 	here, there := socketPair(t)
 	c, pids := startTreeWith(t, here, child.Config{}, 3)
 	if err := here.Close(); err != nil {
@@ -174,8 +175,8 @@ func TestUnusedGuard(t *testing.T) {
 }
 
 // TestGuardGone: ErrNotStarted, for a guard that died before it had read its request, means that
-// nothing has run. Half of the requests are so large that the death can come while they are written;
-// the others wait in the socket of a guard that is stopped.
+// nothing has run. Half of the requests are so large that the death can come while they are
+// written; the others wait in the socket of a guard that is stopped.
 func TestGuardGone(t *testing.T) {
 	gone := [2]int{}
 	for try := range 40 {

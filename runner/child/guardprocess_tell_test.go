@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTell: a message that the guard sends while pglead does not read arrives whole or not at all,
-// and does not delay the guard.
-func TestTell(t *testing.T) {
+// TestTellWholeOrNotAtAll: a message that the guard sends while pglead does not read arrives whole
+// or not at all, and does not delay the guard.
+func TestTellWholeOrNotAtAll(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
 		t.Fatal(err)

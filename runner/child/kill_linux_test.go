@@ -155,10 +155,10 @@ func TestLossInGrace(t *testing.T) {
 	}
 }
 
-// TestNumberAgain: a process that has got the number of a command that is reaped is not taken for the
-// command, nor one that has got the number of a process below the guard for that one. If its parent
-// has died meanwhile, it is still the same.
-func TestNumberAgain(t *testing.T) {
+// TestReusedNumber: a process that has got the number of a command that is reaped is not taken for
+// the command, nor one that has got the number of a process below the guard for that one. If its
+// parent has died meanwhile, it is still the same.
+func TestReusedNumber(t *testing.T) {
 	command := exec.Command("sh", "-c", "exit 3")
 	if err := command.Start(); err != nil {
 		t.Fatal(err)

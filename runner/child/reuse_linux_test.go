@@ -139,8 +139,8 @@ func TestCommandHasItsSlack(t *testing.T) {
 	}
 }
 
-// TestNotAgain: a guard ends after a command with which anything unusual happened.
-func TestNotAgain(t *testing.T) {
+// TestUnusualEndsTheGuard: a guard ends after a command with which anything unusual happened.
+func TestUnusualEndsTheGuard(t *testing.T) {
 	for name, script := range map[string]string{
 		"a signal's death": "kill -KILL $$",
 		"leftovers":        "sleep 1000 & exit 0",

@@ -75,8 +75,8 @@ func TestNamingIsBounded(t *testing.T) {
 	}
 }
 
-// TestOtherKeys: what is said of a holder that does not name the key.
-func TestOtherKeys(t *testing.T) {
+// TestHolderOfAnotherKey: what is said of a holder that does not name the key.
+func TestHolderOfAnotherKey(t *testing.T) {
 	for application, want := range map[string]string{
 		"pglead:import/{}@web1":   `, for an item of "import/{}"`,
 		"pglead:import/3@web1":    `, for another key of the same number ("import/3")`,

@@ -32,9 +32,9 @@ func (b bare) Query(ctx context.Context, queries ...string) (rows session.Rows, 
 	return rows, nil
 }
 
-// TestInstants: how long others have been silent, or have waited, does not depend on how this role
-// writes instants.
-func TestInstants(t *testing.T) {
+// TestTimesInAnyDateStyle: how long others have been silent, or have waited, does not depend on how
+// this role writes instants.
+func TestTimesInAnyDateStyle(t *testing.T) {
 	server := testserver.Start(t, nil)
 	connect := func() *pgconn.PgConn {
 		conn, err := pgconn.Connect(t.Context(), server.DSN("postgres"))

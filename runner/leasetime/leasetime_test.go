@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestOrder: what the promise rests on, for leases of every length.
-func TestOrder(t *testing.T) {
+// TestDeadBeforeTheLockIsFree: what the promise rests on, for leases of every length.
+func TestDeadBeforeTheLockIsFree(t *testing.T) {
 	for lease := 3 * time.Second; lease <= Most; lease += lease/7 + 1 {
 		if two := HolderShare(lease) - 3*BeatEvery(lease); two < -3 {
 			t.Errorf("lease %v: the holder's share ends %v before the third heartbeat", lease, -two)

@@ -53,7 +53,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-func TestUsually(t *testing.T) {
+func TestUsualLength(t *testing.T) {
 	began := time.Date(2026, 11, 22, 3, 0, 0, 0, time.UTC)
 	run := func(outcome Outcome, took time.Duration) Entry {
 		return Entry{Started: began, Ended: began.Add(took), Outcome: outcome}
@@ -115,9 +115,9 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// TestSecondLook: a run that ends after the tables were read and before the locks were is not taken
-// for lost.
-func TestSecondLook(t *testing.T) {
+// TestEndedMeanwhileIsNotLost: a run that ends after the tables were read and before the locks were
+// is not taken for lost.
+func TestEndedMeanwhileIsNotLost(t *testing.T) {
 	const started, now = "1795350000000000", "1795350060000000"
 	open := []string{"7", "1", "nightly", "7", "5", "web1", "cron", "1", "job", "cron", started, "", "", "", "", "f", now}
 	ended := []string{"7", "1", "nightly", "7", "5", "web1", "cron", "1", "job", "cron", started, now, "ok", "0", "", "", now}

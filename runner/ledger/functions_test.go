@@ -352,7 +352,7 @@ VALUES (7, 1, 0, 1, now() - interval '9 days', now() - interval '9 days'), (7, 1
 	expect(t, "the end", run(t, b, finish(6, s.token, "ok")), fmt.Sprint(s.token))
 }
 
-func TestKeep(t *testing.T) {
+func TestKeepsTheNewest(t *testing.T) {
 	server := remembering(t, nil)
 	owner, a := connect(t, server, "boss"), connect(t, server, "cron")
 	if err := ledger.Install(t.Context(), asking(owner), ledger.Plan{Keep: 10}); err != nil {
@@ -373,8 +373,8 @@ SELECT 7, 1, now() - interval '1 day' * n, n, now() - interval '1 day' * n, CASE
 	expect(t, "an open run", query(t, server, "SELECT number FROM pglead.lock"), "8")
 }
 
-// TestTidies: some ends also tidy up, though a quiet server draws only odd tokens.
-func TestTidies(t *testing.T) {
+// TestSomeEndsTidyUp: some ends also tidy up, though a quiet server draws only odd tokens.
+func TestSomeEndsTidyUp(t *testing.T) {
 	tidy := 0
 	for i := range int64(64_000) {
 		tidy += len(ledger.End{Outcome: ledger.OK}.RecordSQL(lockkey.ID{Number: 7}, 1<<48+2*i+1, false, "off")) - 1

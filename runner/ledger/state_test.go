@@ -9,9 +9,9 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// TestMissing: a function is missing for runs if a start calls it, and not at all if only newer
-// functions call it than those that the ledger has.
-func TestMissing(t *testing.T) {
+// TestMissingFunctions: a function is missing for runs if a start calls it, and not at all if only
+// newer functions call it than those that the ledger has.
+func TestMissingFunctions(t *testing.T) {
 	server := remembering(t, nil)
 	owner := connect(t, server, "boss")
 	missing := func(what, want string) {
@@ -47,8 +47,9 @@ END $$`)
 	missing("a table", "[pglead.setting] []")
 }
 
-// TestWithoutSetting: a ledger that was restored without rows, as from pg_dump -s, keeps as many runs
-// as by default, and says that its setting is missing. An install over it brings the setting back.
+// TestWithoutSetting: a ledger that was restored without rows, as from pg_dump -s, keeps as many
+// runs as by default, and says that its setting is missing. An install over it brings the setting
+// back.
 func TestWithoutSetting(t *testing.T) {
 	server := remembering(t, nil)
 	owner, a := connect(t, server, "boss"), connect(t, server, "cron")
@@ -75,8 +76,9 @@ SELECT 7, 1, now() - interval '1 hour' * n, n, now(), 'failed' FROM generate_ser
 	expect(t, "what is kept then", query(t, server, "SELECT count(*) FROM pglead.run"), "7")
 }
 
-// TestNonsense: what a granted role has told the functions doesn't keep others from reading.
-func TestNonsense(t *testing.T) {
+// TestNonsenseStopsNoReader: what a granted role has told the functions doesn't keep others from
+// reading.
+func TestNonsenseStopsNoReader(t *testing.T) {
 	server := remembering(t, nil)
 	a := connect(t, server, "cron")
 	run(t, a, finish(7, fenced(t, a).token, "ok"))
@@ -90,8 +92,8 @@ func TestNonsense(t *testing.T) {
 	}
 }
 
-// TestUnbegun: a start that was given back before its command began is no run.
-func TestUnbegun(t *testing.T) {
+// TestGivenBackIsNoRun: a start that was given back before its command began is no run.
+func TestGivenBackIsNoRun(t *testing.T) {
 	server := remembering(t, nil)
 	a := connect(t, server, "cron")
 	unbegun := func() {

@@ -164,8 +164,8 @@ func TestAnswerTooLate(t *testing.T) {
 	})
 }
 
-// TestNoNeedlessHeartbeat: a heartbeat that asks nothing is sent only when the session has been silent
-// for an interval, and not again because a request was under way when it was due.
+// TestNoNeedlessHeartbeat: a heartbeat that asks nothing is sent only when the session has been
+// silent for an interval, and not again because a request was under way when it was due.
 func TestNoNeedlessHeartbeat(t *testing.T) {
 	beat := leasetime.BeatEvery(testLease)
 	for name, tt := range map[string]struct{ asked, took, next time.Duration }{
@@ -187,8 +187,8 @@ func TestNoNeedlessHeartbeat(t *testing.T) {
 	}
 }
 
-// TestUnanswered: without a heartbeat, too, a request waits for its answer no longer than the lock is
-// certainly held.
+// TestUnanswered: without a heartbeat, too, a request waits for its answer no longer than the lock
+// is certainly held.
 func TestUnanswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
@@ -211,8 +211,8 @@ func newSilentPair(t *testing.T) (s, second *silent) {
 	return s, second
 }
 
-// TestUnconfirmed: standbys that confirm none of many commits, all of which the server answers, are the
-// cause of the loss.
+// TestUnconfirmed: standbys that confirm none of many commits, all of which the server answers, are
+// the cause of the loss.
 func TestUnconfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, second := newSilentPair(t)
@@ -234,7 +234,8 @@ func TestUnconfirmed(t *testing.T) {
 	})
 }
 
-// TestRenewedByStandbys: an answer to either session moves the deadline, which is the earlier one of both.
+// TestRenewedByStandbys: an answer to either session moves the deadline, which is the earlier one
+// of both.
 func TestRenewedByStandbys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, second := newSilentPair(t)
@@ -274,8 +275,8 @@ func values(row []string) (list [][]byte) {
 	return list
 }
 
-// TestLastWord: the server's FATAL counts at once, with the socket still open.
-func TestLastWord(t *testing.T) {
+// TestFatalCountsAtOnce: the server's FATAL counts at once, with the socket still open.
+func TestFatalCountsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
 		s.StartHeartbeat()

@@ -175,9 +175,9 @@ hostssl all alice all scram-sha-256
 	}
 }
 
-// TestOpenKey: a private key that others may read is refused, as by libpq, wherever its name comes
-// from. The group may read one that root owns.
-func TestOpenKey(t *testing.T) {
+// TestReadableKeyIsRefused: a private key that others may read is refused, as by libpq, wherever
+// its name comes from. The group may read one that root owns.
+func TestReadableKeyIsRefused(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 	own := filepath.Join(os.Getenv("HOME"), ".postgresql")
 	if err := os.Mkdir(own, 0o700); err != nil {
@@ -289,8 +289,8 @@ func TestLoginHints(t *testing.T) {
 	}
 }
 
-// TestFunctionRevoked: a role that may not call what the login calls is denied, whatever it asks for,
-// and is not told that the server is too old.
+// TestFunctionRevoked: a role that may not call what the login calls is denied, whatever it asks
+// for, and is not told that the server is too old.
 func TestFunctionRevoked(t *testing.T) {
 	server := start(t, nil)
 	testserver.Query(t, server, "CREATE ROLE weak LOGIN")

@@ -82,10 +82,10 @@ func TestLoginTrigger(t *testing.T) {
 	}
 }
 
-// TestTranslated: the hints are the same where the server says all in another language
+// TestHintsInAnotherLanguage: the hints are the same where the server says all in another language
 // (lc_messages). Only a role that does not exist and one that may not log in can't be told apart
 // then.
-func TestTranslated(t *testing.T) {
+func TestHintsInAnotherLanguage(t *testing.T) {
 	t.Parallel()
 	server := testserver.Start(t, nil)
 	for _, sql := range []string{
@@ -120,9 +120,9 @@ func TestTranslated(t *testing.T) {
 	}
 }
 
-// TestRevoked: if a role may not use what every role may by default, the hint says so, also after
-// the login. What is the ledger's, or a role's own right, has other hints.
-func TestRevoked(t *testing.T) {
+// TestHintsWhenRevoked: if a role may not use what every role may by default, the hint says so,
+// also after the login. What is the ledger's, or a role's own right, has other hints.
+func TestHintsWhenRevoked(t *testing.T) {
 	t.Parallel()
 	const again = "by default every role may use that: grant EXECUTE on the function, or SELECT on the view, to this role again"
 	for _, tt := range []struct{ message, routine, hint string }{

@@ -300,8 +300,8 @@ func TestAgeOfYoungServer(t *testing.T) {
 	}
 }
 
-// TestMuchInAll: what is limited is one answer, not all of them together.
-func TestMuchInAll(t *testing.T) {
+// TestLimitIsPerAnswer: what is limited is one answer, not all of them together.
+func TestLimitIsPerAnswer(t *testing.T) {
 	t.Parallel()
 	s := open(t, start(t, nil).DSN("postgres"))
 	for range 24 { // MiB, where the login and one message may have 16
@@ -311,8 +311,8 @@ func TestMuchInAll(t *testing.T) {
 	}
 }
 
-// TestSecondAtTheSameAddress: the second session goes where the first one went, though the host's name
-// leads elsewhere by now.
+// TestSecondAtTheSameAddress: the second session goes where the first one went, though the host's
+// name leads elsewhere by now.
 func TestSecondAtTheSameAddress(t *testing.T) {
 	t.Parallel()
 	port := testserver.Port(t)
@@ -332,8 +332,9 @@ func TestSecondAtTheSameAddress(t *testing.T) {
 	}
 }
 
-// TestIdleSecond: the second session of a quorum outlives the lease, though nobody needs it yet.
-func TestIdleSecond(t *testing.T) {
+// TestSecondSessionOutlivesTheLease: the second session of a quorum outlives the lease, though
+// nobody needs it yet.
+func TestSecondSessionOutlivesTheLease(t *testing.T) {
 	t.Parallel()
 	primary := start(t, map[string]string{"synchronous_standby_names": "*"})
 	_, remove, err := primary.Standby(nil, "")

@@ -56,8 +56,8 @@ func TestLastOfSeveral(t *testing.T) {
 	})
 }
 
-// TestLostDuringLast: if the connection ends before the last request is answered, that is a loss, which
-// shows at once.
+// TestLostDuringLast: if the connection ends before the last request is answered, that is a loss,
+// which shows at once.
 func TestLostDuringLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
@@ -95,8 +95,8 @@ func TestLostStaysLost(t *testing.T) {
 	})
 }
 
-// TestUnasked: rows and notices that answer no request do no harm.
-func TestUnasked(t *testing.T) {
+// TestUnaskedDoesNoHarm: rows and notices that answer no request do no harm.
+func TestUnaskedDoesNoHarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
 		s.send(&pgproto3.DataRow{Values: [][]byte{[]byte("unasked")}})
