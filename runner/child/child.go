@@ -172,9 +172,9 @@ func (c *Child) listen() {
 			if report.decode(body) != nil {
 				continue
 			}
-			keep := c.end(report)
+			idle := c.end(report)
 			close(c.done) // the lock can be released before the guard has ended
-			if !keep {
+			if !idle {
 				c.guard.hangUp()
 				c.guard.reap()
 			}

@@ -150,10 +150,10 @@ func (s *Session) secondError(err error) error {
 	default:
 		return err
 	}
-	second := *e
-	second.err = fmt.Errorf("the second session: %w", e)
+	forUser := *e
+	forUser.err = fmt.Errorf("the second session: %w", e)
 	if s.cfg.Transaction && e.Kind == Unreachable && e.Hint == "" {
-		second.Hint = "each grant takes a second connection for a moment: the pooler's pool has to leave one free"
+		forUser.Hint = "each grant takes a second connection for a moment: the pooler's pool has to leave one free"
 	}
-	return &second
+	return &forUser
 }

@@ -275,7 +275,7 @@ func (s *Session) read() {
 				rt.warning = msg.Message
 			}
 		case *pgproto3.ReadyForQuery:
-			s.ready(rt, msg.TxStatus)
+			s.queryAnswered(rt, msg.TxStatus)
 		}
 	}
 }
@@ -310,8 +310,8 @@ func (s *Session) noteError(rt *roundTrip, pgErr *pgconn.PgError) {
 	}
 }
 
-// ready notes the end of one query's answer.
-func (s *Session) ready(rt *roundTrip, txStatus byte) {
+// queryAnswered notes the end of one query's answer; the last one ends the request (answered).
+func (s *Session) queryAnswered(rt *roundTrip, txStatus byte) {
 	switch {
 	case rt == nil:
 		// Once the lease is over, the guard writes to this socket, too, and this is the answer. It
