@@ -24,14 +24,14 @@ type Kind int
 // What an answer asks. After pg_upgrade, which makes another cluster, the first answer for a key is
 // Unknown, or OpenRuns if the upgrade has cut a run off.
 const (
-	Begun    Kind = iota // the run is in the ledger, and its command may start
+	Started  Kind = iota // the run is in the ledger, and its command may start
 	Unknown              // the ledger doesn't know the last run: wait as without a ledger
 	OpenRuns             // wait until these runs are certainly over
 	Refused              // don't start
 )
 
-// Started begins an answer that lets the command start.
-const Started = "started"
+// HasStarted says whether the first word of an answer, or the value of StartSQL, means Started.
+func HasStarted(answer string) bool { return answer == "started" }
 
 // OpenRun is a run whose command may be alive, by the ledger.
 type OpenRun struct {
@@ -54,8 +54,8 @@ func ParseAnswer(text string, locks int, tick *Tick) (Answer, error) {
 	lines := strings.Split(text, "\n")
 	fields := strings.Split(lines[0], " ")
 	switch word := fields[0]; {
-	case word == Started:
-		return Answer{Kind: Begun}, nil
+	case HasStarted(word):
+		return Answer{Kind: Started}, nil
 	case word == "unknown":
 		return Answer{Kind: Unknown}, nil
 	case word == "lost":

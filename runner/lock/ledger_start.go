@@ -12,7 +12,13 @@ import (
 )
 
 // ledgerStart is the start of a bid's run by the ledger: it asks whether the run may start, acts on
-// the answer, which may be to wait, and asks again.
+// the answer, which may be to wait, and asks again. What the proof of each question says:
+//
+//	Sure     startInLedger; noteEvidence, before each question; waitWithoutLedger
+//	Heard    noteEvidence, while it is not Sure; it is a doubt: the ledger must know their ends
+//	Closes   closeDead, for the open runs that are dead by now; ask, for its own dropped start
+//	Waited   waitForOpenRuns, when all of them are
+//	Backend  askLedger
 type ledgerStart struct {
 	bid   *bid
 	proof ledger.Proof
@@ -30,17 +36,27 @@ func (b *bid) startInLedger(ctx context.Context) error {
 	}
 	for {
 		answer, err := start.ask(ctx)
+		if b.lostLedger(ctx, err) {
+			return start.withoutLedger(ctx)
+		}
 		if err != nil {
-			if b.lostLedger(ctx, err) {
-				return start.withoutLedger(ctx)
-			}
 			return ledgerError(err)
 		}
-		if answer.Kind == ledger.Begun {
-			start.noteBegun()
+		switch answer.Kind {
+		case ledger.Started:
+			start.noteStarted()
 			return nil
+		case ledger.Unknown:
+			if start.proof.Sure {
+				return session.NotPostgreSQL()
+			}
+			err = start.waitWithoutLedger(ctx)
+		case ledger.OpenRuns:
+			err = start.waitForOpenRuns(ctx, answer.Open)
+		case ledger.Refused:
+			err = b.giveUpRefused(ctx, answer.Err)
 		}
-		if err := start.actOn(ctx, answer); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -69,7 +85,7 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 		return ledger.Answer{}, err
 	}
 	if l.bid.draw.owed != nil {
-		return ledger.Answer{Kind: ledger.Begun}, nil
+		return ledger.Answer{Kind: ledger.Started}, nil
 	}
 	text, err := l.askLedger(ctx)
 	if err != nil {
@@ -78,9 +94,9 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	return ledger.ParseAnswer(text, len(l.bid.grants), l.bid.cfg.Ledger.Tick)
 }
 
-// dropDraw forgets what the draw has told: the start needs a later token. What the ledger has begun
-// with this one is stopped, even if ctx has just ended: otherwise the next start would make it a
-// lost run.
+// dropDraw forgets what the draw has told: the start needs a later token. What the ledger has
+// started with this one is stopped, even if ctx has just ended: otherwise the next start would make
+// it a lost run.
 func (b *bid) dropDraw(ctx context.Context) {
 	if b.draw.owed != nil {
 		ctx, cancel := lateAfter(ctx)
@@ -109,10 +125,10 @@ func (l *ledgerStart) noteEvidence() {
 	}
 }
 
-// noteBegun notes that the run has started in the ledger. It decides whether the run may say at its
-// end that no earlier command is alive either. The ledger alone is no evidence for that: roles
+// noteStarted notes that the run has started in the ledger. It decides whether the run may say at
+// its end that no earlier command is alive either. The ledger alone is no evidence for that: roles
 // without access to it leave no rows in it.
-func (l *ledgerStart) noteBegun() {
+func (l *ledgerStart) noteStarted() {
 	l.bid.draw.owed = l.bid.granted()
 	for i := range l.bid.grants {
 		if g := &l.bid.grants[i]; l.bid.review(g) > 0 {
@@ -121,25 +137,15 @@ func (l *ledgerStart) noteBegun() {
 	}
 }
 
-// actOn does what an answer asks for: it waits, or it gives up with an error. After a wait the
-// ledger is asked again.
-func (l *ledgerStart) actOn(ctx context.Context, answer ledger.Answer) error {
-	switch answer.Kind {
-	case ledger.Unknown:
-		if l.proof.Sure {
-			return session.NotPostgreSQL()
-		}
-		return l.waitWithoutLedger(ctx)
-	case ledger.OpenRuns:
-		return l.waitForOpenRuns(ctx, answer.Open)
-	}
-	if err := l.bid.giveBackAndLeave(ctx); err != nil {
+// giveUpRefused gives the locks back, and returns the ledger's refusal.
+func (b *bid) giveUpRefused(ctx context.Context, refusal error) error {
+	if err := b.giveBackAndLeave(ctx); err != nil {
 		return err
 	}
-	if paused := (*ledger.PausedError)(nil); errors.As(answer.Err, &paused) {
-		l.bid.namePaused(ctx, paused)
+	if paused := (*ledger.PausedError)(nil); errors.As(refusal, &paused) {
+		b.namePaused(ctx, paused)
 	}
-	return answer.Err
+	return refusal
 }
 
 // waitWithoutLedger waits as a bid does that has no ledger.

@@ -130,7 +130,7 @@ func (b *bid) noteDrawn(rows session.Rows) error {
 	}
 	row := rows[0] // the others say the same
 	b.draw.listened = row[drawnListens] == "t"
-	if row[drawnStarted] == ledger.Started {
+	if ledger.HasStarted(row[drawnStarted]) {
 		b.draw.owed = b.granted()
 	}
 	dormant, _ := strconv.Atoi(row[drawnDormant])
