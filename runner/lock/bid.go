@@ -18,7 +18,7 @@ type bid struct {
 	s       *session.Session
 	cfg     Config
 	grants  []grant  // so far, in the order of the claim
-	draw    draw     // of the token
+	drawn   drawn    // the token
 	delayed bool     // a delay has begun since the first grant
 	place   place    // in line, if it is a waiter's
 	attempt *Attempt // of a list, or nil

@@ -79,4 +79,4 @@ func (b *bid) confirmGrants(ctx context.Context) error {
 }
 
 // noteFreed notes that the bid has none of its locks any more.
-func (b *bid) noteFreed() { b.grants, b.draw, b.delayed = nil, draw{}, false }
+func (b *bid) noteFreed() { b.grants, b.drawn, b.delayed = nil, drawn{}, false }

@@ -20,7 +20,7 @@ type Held struct {
 	cfg     *Config // the bid's
 	Session *session.Session
 	Locks   []advisory.Lock
-	draw    // of the token
+	drawn   // the token
 
 	settledAt     time.Time    // when bid.settle was done, and the command could start
 	coversEarlier bool         // a clean end means that the commands of all earlier holders are dead, too
@@ -49,7 +49,7 @@ type Held struct {
 // that hears of the end starts at once. After a delay that was waited out nothing is announced
 // either.
 func (b *bid) held() *Held {
-	h := &Held{cfg: &b.cfg, Session: b.s, Locks: b.granted(), draw: b.draw}
+	h := &Held{cfg: &b.cfg, Session: b.s, Locks: b.granted(), drawn: b.drawn}
 	h.mayAnnounceEnd = h.Token != 0 && !b.delayed && !slices.ContainsFunc(b.grants, func(g grant) bool { return g.verdict.Delay > 0 })
 	return h
 }
@@ -133,12 +133,12 @@ func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err err
 		return h.cfg.rejected(err)
 	case !released:
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
-	case h.onlyLedgerFailed(err, answers):
+	case err != nil && h.owes(answers...): // it has rejected the record of an end
 		h.recordAgain(ctx, err)
 	case err != nil && !h.isArrivalTimeout(err, answers):
 		h.warnUnannounced(err)
 	case err == nil && !h.cfg.Session.Quorum:
-		h.checkRecorded(answers)
+		h.checkRecorded(answers...)
 	}
 	return nil
 }

@@ -57,10 +57,7 @@ func (h *Held) recordEach(ctx context.Context) error {
 		}
 		h.owed = h.owed[1:]
 	}
-	if h.unrecorded {
-		h.warnUnrecorded(errNoRun)
-		h.unrecorded = false
-	}
+	h.checkRecorded()
 	return nil
 }
 
@@ -106,9 +103,10 @@ func (h *Held) endCommit() string {
 
 // checkRecorded warns if the answers to recordQueries, and maybe to others, don't show that the
 // ledger has the end for each lock, or if recordEach has found that out and not yet said so.
-func (h *Held) checkRecorded(answers []session.Rows) {
+func (h *Held) checkRecorded(answers ...session.Rows) {
 	if h.unrecorded || h.owes(answers...) {
 		h.warnUnrecorded(errNoRun)
+		h.unrecorded = false
 	}
 }
 
@@ -130,13 +128,6 @@ func (h *Held) recorded(rows session.Rows) bool {
 
 var errNoRun = errors.New("the ledger has no such run of this role under way")
 
-// onlyLedgerFailed says whether the server has rejected queries about the end of a run that the
-// ledger has, and its answers don't show that the ledger has the end for each lock. The locks
-// are released in any case.
-func (h *Held) onlyLedgerFailed(err error, answers []session.Rows) bool {
-	return session.AnsweredError(err) != nil && h.owes(answers...)
-}
-
 // recordAgain is for the record of an end that the server has rejected with err in a release. If
 // somebody has canceled it, a new session repeats it: that of the lock may have ended with the
 // release. The locks are free by now. A start that comes before the record waits for it.
@@ -145,16 +136,12 @@ func (h *Held) recordAgain(ctx context.Context, err error) {
 		Report(ctx, inRelease, h)
 		return
 	}
-	h.warnRejected(err)
+	h.warnUnrecorded(ledger.Rejected(err, "the ledger"))
 }
 
-// warnRejected warns that the ledger was probably not told how the command ended, since the server
-// has rejected that with err.
-func (h *Held) warnRejected(err error) { h.warnUnrecorded(ledger.Rejected(err, "the ledger")) }
-
-// warnUnrecorded warns that the ledger was not told how the command ended. If the ledger is gone,
-// or has no such run, the next start may have nothing to wait for, and the warning doesn't say that
-// it waits.
+// warnUnrecorded warns that the ledger was not told how the command ended, or probably not. If the
+// ledger is gone, or has no such run, the next start may have nothing to wait for, and the warning
+// doesn't say that it waits.
 func (h *Held) warnUnrecorded(err error) {
 	text := "the end of the command could not be noted"
 	if !session.Undefined(err) && !errors.Is(err, errNoRun) {

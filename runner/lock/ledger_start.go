@@ -74,17 +74,17 @@ func (l *ledgerStart) waited() time.Duration {
 // ask draws the token, and asks the ledger with it whether the run may start. It does not wait.
 func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	l.noteEvidence()
-	if draw := &l.bid.draw; draw.owed != nil && len(l.proof.Heard) > 0 {
+	if l.bid.drawn.owed != nil && len(l.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
-		l.proof.Closes[0] = max(l.proof.Closes[0], draw.Token)
+		l.proof.Closes[0] = max(l.proof.Closes[0], l.bid.drawn.Token)
 		l.bid.dropDraw(ctx)
 		l.noteEvidence()
 	}
 	if err := l.bid.drawAndAnnounce(ctx); err != nil {
 		return ledger.Answer{}, err
 	}
-	if l.bid.draw.owed != nil {
+	if l.bid.drawn.owed != nil {
 		return ledger.Answer{Kind: ledger.Started}, nil
 	}
 	text, err := l.askLedger(ctx)
@@ -98,7 +98,7 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 // started with this one is stopped, even if ctx has just ended: otherwise the next start would make
 // it a lost run.
 func (b *bid) dropDraw(ctx context.Context) {
-	if b.draw.owed != nil {
+	if b.drawn.owed != nil {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
 		_ = insist(ctx, b.s, b.held().recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
@@ -106,7 +106,7 @@ func (b *bid) dropDraw(ctx context.Context) {
 			return // Report stops it, at beforeStart
 		}
 	}
-	b.draw = draw{}
+	b.drawn = drawn{}
 }
 
 // noteEvidence puts into the proof what has been announced so far, and whether the locks have
@@ -129,7 +129,7 @@ func (l *ledgerStart) noteEvidence() {
 // its end that no earlier command is alive either. The ledger alone is no evidence for that: roles
 // without access to it leave no rows in it.
 func (l *ledgerStart) noteStarted() {
-	l.bid.draw.owed = l.bid.granted()
+	l.bid.drawn.owed = l.bid.granted()
 	for i := range l.bid.grants {
 		if g := &l.bid.grants[i]; l.bid.review(g) > 0 {
 			g.verdict.CoversEarlier = false
@@ -232,7 +232,7 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	if beside {
 		proof.Backend = b.s.BackendPID()
 	}
-	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.granted()), b.cfg.Claim.Shared, b.draw.Token, b.draw.SystemID, proof) +
+	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.granted()), b.cfg.Claim.Shared, b.drawn.Token, b.drawn.SystemID, proof) +
 		", " + b.s.AsIsSQL()
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()

@@ -74,7 +74,7 @@ func (w *waiter) whomToCall() crowd.ToCall {
 	switch {
 	case !w.callsDormant():
 		return crowd.NoneToCall
-	case w.draw.dormant:
+	case w.drawn.dormant:
 		return crowd.SomeDormant
 	case w.candidate.foundFull:
 		return crowd.SomeAbsent

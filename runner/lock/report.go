@@ -144,8 +144,8 @@ func reportOnce(ctx context.Context, announces bool, owing *Held, runs []*Held) 
 	if len(queries) > 0 {
 		err := insist(ctx, s, queries...)
 		switch {
-		case owing != nil && owing.onlyLedgerFailed(err, nil):
-			owing.warnRejected(err)
+		case owing != nil && session.AnsweredError(err) != nil:
+			owing.warnUnrecorded(ledger.Rejected(err, "the ledger"))
 		case err != nil:
 			return runs[0].cfg.rejected(err)
 		}

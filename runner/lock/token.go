@@ -19,16 +19,18 @@ import (
 // The fencing token is drawn from the server's transaction numbers once all locks of a claim are
 // held. The query that draws it also announces the start, and notes it in the ledger.
 
-// draw is what the draw of a token has told; before it, nothing.
-type draw struct {
+// drawn is a drawn token, and what is known of its start; before the draw, nothing.
+type drawn struct {
 	// Token grows with every start in this cluster: the timeline in the upper 16 bits, the
 	// transaction number that this start used up in the lower 48. It is 0 before the draw.
 	Token int64
 	// SystemID names the cluster that the token belongs to.
 	SystemID string
-	owed     []advisory.Lock // the ledger still needs the end under these; nil if it doesn't have the run
-	listened bool            // somebody in line listened at the draw
-	dormant  bool            // and somebody didn't
+	listened bool // somebody in line listened at the draw
+	dormant  bool // and somebody didn't
+	// owed are the locks for which the ledger still needs this token's end. It is nil if the ledger
+	// doesn't have the run, which starts there with the draw, or after it (noteStarted).
+	owed []advisory.Lock
 }
 
 // tokenSQL is an SQL expression for the token. Its value is the same everywhere in a transaction.
@@ -129,12 +131,12 @@ func (b *bid) noteDrawn(rows session.Rows) error {
 		return session.NotPostgreSQL()
 	}
 	row := rows[0] // the others say the same
-	b.draw.listened = row[drawnListens] == "t"
+	b.drawn.listened = row[drawnListens] == "t"
 	if ledger.HasStarted(row[drawnStarted]) {
-		b.draw.owed = b.granted()
+		b.drawn.owed = b.granted()
 	}
 	dormant, _ := strconv.Atoi(row[drawnDormant])
-	b.draw.dormant = dormant > 0
+	b.drawn.dormant = dormant > 0
 	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 
@@ -155,7 +157,7 @@ func (b *bid) keepToken(token, systemID string) error {
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.draw.Token, b.draw.SystemID = number, systemID
+	b.drawn.Token, b.drawn.SystemID = number, systemID
 	return nil
 }
 
@@ -163,7 +165,7 @@ func (b *bid) keepToken(token, systemID string) error {
 // the command may start. The command's first deadline counts from the draw's last round trip on the
 // lock's own session.
 func (b *bid) drawAndAnnounce(ctx context.Context) error {
-	if b.draw.Token != 0 {
+	if b.drawn.Token != 0 {
 		return nil
 	}
 	if b.cfg.Session.UsesSecondSession() {
@@ -182,7 +184,7 @@ func (b *bid) drawAndAnnounce(ctx context.Context) error {
 // showHolding makes the session's comment say what it holds.
 func (b *bid) showHolding() {
 	d := b.cfg.describe()
-	d.Token, d.Slot, d.Since = b.draw.Token, b.held().Slot(), time.Now()
+	d.Token, d.Slot, d.Since = b.drawn.Token, b.held().Slot(), time.Now()
 	b.show(d)
 }
 

@@ -17,20 +17,20 @@ import (
 // whether it still has the lock: the draw may take more time than the lock's session
 // has left.
 func (b *bid) drawOnSecond(ctx context.Context) error {
-	drawn, err := b.tokenOnSecond(ctx)
+	row, err := b.tokenOnSecond(ctx)
 	if err != nil {
 		return err
 	}
-	if _, err := strconv.ParseInt(drawn[0], 10, 64); err != nil {
+	if _, err := strconv.ParseInt(row[0], 10, 64); err != nil {
 		return session.NotPostgreSQL()
 	}
 	var queries []string
 	if b.cfg.announces() {
 		for _, l := range b.granted() {
-			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayloadSQL(l, drawn[0])))
+			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayloadSQL(l, row[0])))
 		}
 		if b.cfg.showsToken() {
-			queries = append(queries, "SELECT "+describe.ShowTokenSQL(b.cfg.Session.ApplicationName, drawn[0], false))
+			queries = append(queries, "SELECT "+describe.ShowTokenSQL(b.cfg.Session.ApplicationName, row[0], false))
 		}
 		queries = append(queries, b.leaveQuery()...)
 	}
@@ -44,7 +44,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 	if err := b.areListed(answers[len(answers)-1]); err != nil {
 		return err
 	}
-	return b.keepToken(drawn[0], drawn[1])
+	return b.keepToken(row[0], row[1])
 }
 
 // tokenOnSecond draws the token on the second connection. With a quorum its commit waits for the
@@ -56,12 +56,12 @@ func (b *bid) tokenOnSecond(ctx context.Context) ([]string, error) {
 	if !b.cfg.Session.Quorum {
 		columns, width = columns+", pg_catalog.set_config('synchronous_commit', 'local', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')", 4
 	}
-	drawn, err := b.s.AskSecond(ctx, columns)
+	row, err := b.s.AskSecond(ctx, columns)
 	switch {
 	case err != nil:
 		return nil, err
-	case len(drawn) != width:
+	case len(row) != width:
 		return nil, session.NotPostgreSQL()
 	}
-	return drawn, nil
+	return row, nil
 }

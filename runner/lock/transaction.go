@@ -70,7 +70,7 @@ func (h *Held) endTransaction(ctx context.Context) error {
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.recordQueries(h.end, h.endCommit()), "COMMIT")})
 	switch {
 	case err == nil:
-		h.checkRecorded(answers)
+		h.checkRecorded(answers...)
 		return nil
 	case session.AnsweredError(err) == nil:
 		return err
