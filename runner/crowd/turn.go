@@ -157,9 +157,9 @@ func (t *Turn) TryLater(now time.Time, watches bool) {
 // watches whether the heartbeat watches the holder. A stranger's word doesn't cancel the try of
 // those that look at once.
 func (t *Turn) HeardStart(now time.Time, by uint32, trusted, watches bool) {
-	t.burst, t.unheld = false, 0
+	t.unheld = 0
 	if t.Rank > triesWhatsFree || trusted {
-		t.tryAt = time.Time{}
+		t.TakeTry()
 	}
 	if i := slices.Index(t.ahead, by); i >= 0 {
 		t.ahead = slices.Delete(t.ahead, i, i+1)

@@ -68,6 +68,7 @@ func TestTurnByAnnouncement(t *testing.T) {
 		{"another has started", 2, 0, started(holder), never, lookAtNew, false, 2},
 		{"another has started, and it does not watch", MostWatchers + 1, 0, started(holder), never, minute, false, MostWatchers + 1},
 		{"a stranger has started", 1, 0, started(stranger), 0, lookAtOnce, false, 1},
+		{"a stranger has started after an end", 1, never, func(t *Turn) { clean(0)(t); started(stranger)(t) }, 0, lookAtOnce, true, 1},
 		{"a stranger has started, and it is far behind", triesWhatsFree + 1, 0, started(stranger), never, minute, false, triesWhatsFree + 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {

@@ -121,10 +121,10 @@ func (l *List) showKeys() {
 	d.Since, d.Keys = time.Now(), nil
 	for _, a := range l.underWay {
 		d.Delay = max(d.Delay, a.delay)
-		if len(d.Keys) < most {
-			d.Keys = append(d.Keys, a.bid.cfg.Claim.Key(0))
-		}
+		d.Keys = append(d.Keys, a.bid.cfg.Claim.Key(0))
 	}
+	slices.Sort(d.Keys) // so that of many keys it shows the same ones again
+	d.Keys = d.Keys[:min(len(d.Keys), most)]
 	l.Session.SetComment(d.Comment())
 }
 

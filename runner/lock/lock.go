@@ -41,12 +41,18 @@
 // Each of the other files is one mechanism, and its first comment explains the words that only that
 // one needs:
 //
-//	announce.go      what becomes of a lock is announced to those who listen, by NOTIFY
-//	ledger_*.go      the ledger is asked whether a run may start, and has its end recorded
-//	report.go        after a loss, a new session announces and records how the command ended
-//	token_second.go  a second session draws the token where that of the lock can't
-//	list*.go         pglead each: one session for many bids, and no line
-//	line*.go         the order of the waiters, for fairness and speed alone
+//	verdict.go, grant.go    for how long a lock has to be held without a command
+//	listen.go, announce.go  what becomes of a lock is announced to those who listen, by NOTIFY
+//	token*.go               the token is drawn, by a second session where that of the lock can't
+//	transaction.go          the locks of a transaction, for a pooler
+//	ledger*.go              the ledger is asked whether a run may start, and has its end recorded
+//	report.go               after a loss, a new session announces and records how the command ended
+//	stepdown.go             a holder is asked to step down, and finds out
+//	list*.go                pglead each: one session for many bids, and no line
+//	line*.go                the order of the waiters, for fairness and speed alone
+//	guard.go, warmup.go     what is done ahead of time, for speed alone
+//	config.go, observer.go  what the caller says, and what it is told
+//	ask.go                  what all questions to the server have in common
 //
 // Three packages below know no session. Package advisory has all locks that pglead takes, and their
 // SQL. Package evidence has what a waiter has heard and seen of a lock's holders (a look shows all

@@ -181,7 +181,7 @@ func (e *Evidence) NoteRole(pid, role uint32) {
 		e.peers[pid] = peer{} // its role isn't asked for again until it says more
 	}
 	if !gone {
-		e.peers[pid] = peer{role: role}
+		e.peers[pid] = peer{role: role, heldAt: e.peers[pid].heldAt}
 		for i, w := range e.ends {
 			if w.PID == pid {
 				e.ends[i].role = cmp.Or(w.role, role)
