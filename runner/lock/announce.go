@@ -85,7 +85,7 @@ func (h *Held) announceEndQuery(l advisory.Lock, listeners string) string {
 	if l.Shared {
 		word = evidence.Left
 	}
-	if h.cfg.ofList && !l.Shared && h.prefers == "" { // others may come back for the item without standing in line
+	if !h.cfg.seeksListener() && h.prefers == "" {
 		return notifyQuery(evidence.Channel(l.ID), h.endPayloadSQL(word, endPositionSQL))
 	}
 	// In a new backend, sorting by places, as a look does, would take as long

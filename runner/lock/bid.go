@@ -9,6 +9,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -17,11 +18,10 @@ import (
 type bid struct {
 	s       *session.Session
 	cfg     Config
-	grants  []grant  // so far, in the order of the claim
-	drawn   drawn    // the token
-	delayed bool     // a delay has begun since the first grant
-	place   place    // in line, if it is a waiter's
-	attempt *Attempt // of a list, or nil
+	grants  []grant // so far, in the order of the claim
+	drawn   drawn   // the token
+	delayed bool    // a delay has begun since the first grant
+	place   place   // in line, if it is a waiter's
 
 	// What it knows of others that have its locks, or had them. The session's reader writes to the
 	// evidence, heard, news, commonMarks, and to the mark of the place.
@@ -33,7 +33,8 @@ type bid struct {
 	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool
 
-	guard *guardStart // for the command
+	guard *guardStart                // for the command
+	show  func(describe.Description) // puts it into the session's comment
 }
 
 // newBid returns a bid on a session, which it does not close. contested says that others may have
@@ -42,6 +43,7 @@ func newBid(s *session.Session, cfg Config, contested bool, start StartGuard) *b
 	b := &bid{
 		s: s, cfg: cfg, guard: newGuardStart(s, start), news: make(chan struct{}, 1),
 		evidence: map[lockkey.ID]*evidence.Evidence{},
+		show:     func(d describe.Description) { s.SetComment(d.Comment()) },
 	}
 	for _, id := range cfg.Claim.IDs {
 		b.evidence[id] = evidence.New(cfg.LockDelay, cfg.Session.Lease, cfg.LostGrace, cfg.Claim.Shared)
@@ -119,7 +121,7 @@ func (b *bid) readTry(value string) (won []advisory.Lock, err error) {
 // trySQL is an SQL expression that takes what is missing, as try describes it. readTry reads its
 // value.
 func (b *bid) trySQL() string {
-	if b.cfg.ofList && !b.listens {
+	if b.cfg.sharesSession() && !b.listens {
 		return b.cfg.firstTrySQL()
 	}
 	return b.cfg.tryMissingSQL(b.missing(), b.place.everJoined())
@@ -202,7 +204,7 @@ func (b *bid) unlock(ctx context.Context, also ...string) error {
 // or since this is no list, it returns err. If it fails, it returns an error that is never waited
 // out: the list has to end, and its session with it.
 func (cfg *Config) freeRejected(ctx context.Context, s *session.Session, err error, locks []advisory.Lock) error {
-	if !cfg.ofList || session.AnsweredError(err) == nil {
+	if !cfg.sharesSession() || session.AnsweredError(err) == nil {
 		return err
 	}
 	var queries []string

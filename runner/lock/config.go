@@ -82,5 +82,5 @@ func (cfg *Config) describe() describe.Description {
 // tokens, shows none, and neither does doctor's, whose name is not a holder's.
 func (cfg *Config) showsToken() bool {
 	_, holders := describe.ParseName(cfg.Session.ApplicationName)
-	return holders && !cfg.ofList
+	return holders && !cfg.sharesSession()
 }

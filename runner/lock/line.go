@@ -159,11 +159,10 @@ func (w *waiter) duties(ctx context.Context, found *evidence.Look) error {
 	return w.watchHolder(ctx, found)
 }
 
-// takeGate takes the gate for the first in line. The gate keeps out newcomers, which could take one
-// of the slots first, and readers, since there might always be another one.
+// takeGate takes the gate for the first in line, if the claim needs one.
 func (w *waiter) takeGate(ctx context.Context, found *evidence.Look) error {
 	readers := slices.ContainsFunc(found.Holders, func(s evidence.Seat) bool { return s.Shared })
-	if w.place.has[gateLock] || !w.cfg.Claim.takesAny() && (w.cfg.Claim.Shared || !readers) {
+	if w.place.has[gateLock] || !w.cfg.Claim.needsGate(readers) {
 		return nil
 	}
 	n, err := w.askNumber(ctx, "SELECT "+w.lineLock(gateLock).TrySQL()+"::int")

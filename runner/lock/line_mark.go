@@ -133,10 +133,9 @@ const arrivalPatience = "200ms"
 
 // awaitArrivalsQuery is a query that waits until nobody is arriving for any of the locks. It fails
 // at the first lock for which that takes longer than arrivalPatience: another program may hold the
-// arrival lock for ever. With a ledger it isn't needed: the ledger says how a holder ended. With a
-// quorum nobody arrives.
+// arrival lock for ever.
 func (h *Held) awaitArrivalsQuery() (query []string) {
-	if h.cfg.Session.Quorum || h.listened || h.owed != nil {
+	if h.listened || !h.awaitsArrivals() {
 		return nil
 	}
 	columns := []string{fmt.Sprintf("pg_catalog.set_config('lock_timeout', '%s', true)", arrivalPatience)}

@@ -7,6 +7,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/ledger"
 )
 
@@ -35,7 +36,7 @@ func (l *List) Attempt(cfg Config, contested bool) *Attempt {
 		cfg.ofList = true
 		a.bid = newBid(l.Session, cfg, contested, nil)
 	}
-	a.bid.attempt = a
+	a.bid.show = func(d describe.Description) { a.show(d.Delay) } // the session has many bids
 	l.underWay[id] = a
 	return a
 }

@@ -64,7 +64,7 @@ func (h *Held) endFits() bool {
 // tryFits says whether the bid's first try can be part of an exchange: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
 func (b *bid) tryFits() bool {
-	return b.cfg.canExchange() && !b.usesLedger() && !b.listens && len(b.grants) == 0 &&
+	return b.triesInExchange() && !b.listens && len(b.grants) == 0 &&
 		b.verdictOn(b.cfg.Claim.IDs[0]).Delay == 0
 }
 

@@ -5,8 +5,8 @@ import "github.com/pglead/pglead/runner/advisory"
 // The ways of locking, which a run may combine, are several locks, slots (Claim.Gate), shared
 // (Claim.Shared), in a transaction and with a quorum (fields of the session's Config), of a list
 // (List), and with a ledger. First comes each question whose answer depends on more than one of them,
-// or that more than one file asks. To add one: its field, a row in the table at the end, and its
-// flag; then see what each question here, and each use of the other fields, has to answer for it.
+// or that more than one file asks; at the end, what is different in one place. To add one: its field,
+// a row in that table, and its flag; then see what each question here has to answer for it.
 
 // takesAny says whether any one of the locks will do.
 func (c Claim) takesAny() bool { return c.Gate != nil }
@@ -20,9 +20,30 @@ func (c Claim) hasOneHolder() bool { return !c.Shared && !c.takesAny() }
 // dormant ones.
 func (c Claim) hasOneLine() bool { return len(c.lines()) == 1 }
 
+// needsGate says whether the first in line has to keep others out: newcomers, which could take one
+// of the slots first, or readers, since there might always be another one.
+func (c Claim) needsGate(hasReaders bool) bool { return c.takesAny() || !c.Shared && hasReaders }
+
+// keepsPart says whether a bid keeps the locks that it gets while it waits for the rest, so that
+// only the first missing one was refused. With slots any one is enough, and in a transaction a try
+// takes all or nothing.
+func (cfg *Config) keepsPart() bool { return !cfg.Claim.takesAny() && !cfg.Session.Transaction }
+
+// sharesSession says whether the session outlives the lock, and may have others. It then shows no
+// token, and no bid's first try travels with its login.
+func (cfg *Config) sharesSession() bool { return cfg.ofList }
+
 // announces says whether starts and ends are announced, so that those who wait stand in line, and
 // hear of them. In a transaction they poll: through a pooler nobody can listen.
 func (cfg *Config) announces() bool { return !cfg.Session.Transaction }
+
+// asksAudience says whether the draw asks who listens, and announces the start only if somebody
+// does. A list announces it in any case: others may come back for the item without a line.
+func (cfg *Config) asksAudience() bool { return !cfg.ofList }
+
+// seeksListener says whether an end is announced only if somebody in line listens. Those who may
+// come back for a list's item hear of it in any case, but not of a reader's, which proves nothing.
+func (cfg *Config) seeksListener() bool { return cfg.announces() && (!cfg.ofList || cfg.Claim.Shared) }
 
 // drawsWithTry says whether a try and the draw can go in one message: one try decides, and the draw
 // is not on another session.
@@ -34,19 +55,22 @@ func (cfg *Config) drawsWithTry() bool {
 // one message, and the draw with them.
 func (cfg *Config) canExchange() bool { return cfg.drawsWithTry() && !cfg.Claim.Shared }
 
+// triesInExchange says whether the try can go there: with a ledger the start needs more than that.
+func (b *bid) triesInExchange() bool { return b.cfg.canExchange() && !b.usesLedger() }
+
 // needsSecondLater says whether the second session is needed again after the draw: for a quorum's
 // commits, and for the next item of a list.
-func (cfg *Config) needsSecondLater() bool { return cfg.Session.Quorum || cfg.ofList }
+func (cfg *Config) needsSecondLater() bool { return cfg.Session.Quorum || cfg.sharesSession() }
 
 // announcesDeath says whether waiters are told of a command that is dead after a loss. After a
 // reader, or without a lock-delay, they wait for nothing that this would shorten.
-func (cfg *Config) announcesDeath() bool {
-	return cfg.LockDelay > 0 && cfg.announces() && !cfg.Claim.Shared
+func (cfg *Config) announcesDeath(lost When) bool {
+	return cfg.LockDelay > 0 && cfg.announces() && !cfg.Claim.Shared && (!cfg.ofList || lost != AfterEnd)
 }
 
-// warmsUpEnd says whether a holder's session warms up for the announcement of its end. A list's
-// announces one end after the other.
-func (cfg *Config) warmsUpEnd() bool { return cfg.announces() && !cfg.ofList }
+// awaitsArrivals says whether a holder that is done waits for those about to join the line. With a
+// ledger it need not: the ledger says how a holder ended. With a quorum nobody arrives.
+func (h *Held) awaitsArrivals() bool { return !h.cfg.Session.Quorum && h.owed == nil }
 
 // callsDormant says whether a holder calls the dormant waiters when it is done. With a ledger nobody
 // needs a call, since the ledger says how a holder ended. Readers leave without announcing a clean
@@ -58,7 +82,7 @@ func (b *bid) callsDormant() bool {
 // startsRunWithDraw says whether the statement that draws the token can also start the run of these
 // locks in the ledger, if the evidence allows it: of one lock, and without readers.
 func (b *bid) startsRunWithDraw(locks []advisory.Lock) bool {
-	return len(locks) == 1 && !b.cfg.Claim.Shared && !b.cfg.Session.UsesSecondSession() && b.usesLedger()
+	return len(locks) == 1 && !b.cfg.Claim.Shared && b.startsOnOwn()
 }
 
 // usesLedger says whether the run goes by a ledger: every start then learns how the last run ended.
@@ -67,7 +91,10 @@ func (b *bid) usesLedger() bool {
 	return use && err == nil
 }
 
-// These are the chief differences, and where they are. Smaller ones stand where the fields are used.
+// startsOnOwn says whether the lock's own session starts the run in the ledger, and not the second.
+func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesSecondSession() }
+
+// These are the other differences, and where they are.
 //
 //	several locks    they are taken one after the other, with a place in     bid.try, waiter.join
 //	                 the line of the next one
@@ -79,14 +106,18 @@ func (b *bid) usesLedger() bool {
 //	                 a reader that comes back ends no former session         endFormerQuery
 //	in a transaction the locks are the transaction's: it tries, and ends     tryInTransaction,
 //	                 with the release                                        endTransaction
+//	                 to give back is to roll back                            giveBackQueries,
+//	                                                                         freeRejected
+//	                 an error frees the locks, and only the release          boundWaitsQuery,
+//	                 records the end                                         RecordEnd
 //	                 waiters poll                                            waiter.poll
 //	                 the token comes from a second session                   drawOnSecond
 //	quorum           what counts is what the standbys have confirmed, on a   drawOnSecond, recordEach,
 //	                 second session                                          Session.AwaitStandbys
+//	                 a lock counts as held from then on                      noteTry, confirmGrants
 //	                 the guard's word of the end waits for none              Held.EncodedRelease
-//	                 the first try does not travel with the login, and       session.Open,
-//	                 nobody waits for those who arrive                       awaitArrivalsQuery
+//	                 the first try does not travel with the login            session.Open
 //	of a list        the session outlives the lock, and holds others         Held.Close, exchange
-//	                 ends are announced to all, in line or not               announceEndQuery
 //	                 nobody stands in line: the list comes back              Attempt.KeepListening
-//	with a ledger    nobody waits for those who arrive                       awaitArrivalsQuery
+//	with a ledger    it is asked for the start, and told of the end          startInLedger,
+//	                                                                         recordQueries

@@ -60,7 +60,7 @@ func Report(ctx context.Context, lost When, runs ...*Held) {
 		owing = runs[i]
 	}
 	cfg := runs[0].cfg
-	announces := cfg.announcesDeath()
+	announces := cfg.announcesDeath(lost)
 	most := cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0))
 	switch lost {
 	case WhileRunning:
@@ -71,7 +71,6 @@ func Report(ctx context.Context, lost When, runs ...*Held) {
 			cfg.Observer.away(err) // an outage that lead reports later is counted from this moment
 		}
 	case AfterEnd:
-		announces = announces && !cfg.ofList
 		if owing == nil {
 			most = min(most, LateMost)
 		}
@@ -171,7 +170,7 @@ func reportOnce(ctx context.Context, announces bool, owing *Held, runs []*Held) 
 // that its command is dead. If the session was lost in the release, its name may show the end by
 // now. A list has closed its own.
 func (h *Held) announceDeathQueries() (queries []string) {
-	if !h.cfg.ofList {
+	if !h.cfg.sharesSession() {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE %s AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
 			h.Session.BackendPID(), describe.ShowsTokenSQL("application_name", h.Token)))

@@ -99,11 +99,11 @@ func (cfg *Config) bareDrawQuery(locks []advisory.Lock, started string, columns 
 		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started,
 	}
 	from := fromLocksSQL
-	if cfg.ofList {
-		all = append(all, "NULL", "NULL")
-	} else {
+	if cfg.asksAudience() {
 		all = append(all, "audience.dormant", "audience.listens")
 		from += ", (" + cfg.Claim.audienceQuery() + ") AS audience"
+	} else {
+		all = append(all, "NULL", "NULL")
 	}
 	if cfg.showsToken() {
 		all = append(all, describe.ShowTokenSQL(cfg.Session.ApplicationName, tokenSQL, false))
@@ -113,7 +113,7 @@ func (cfg *Config) bareDrawQuery(locks []advisory.Lock, started string, columns 
 	for _, l := range locks {
 		ids = append(ids, l.ID)
 		condition := "audience.listens"
-		if cfg.ofList {
+		if !cfg.asksAudience() {
 			condition = advisory.AmongSQL([]lockkey.ID{l.ID}) // only in this lock's row
 		}
 		all = append(all, fmt.Sprintf("CASE WHEN %s THEN %s END", condition, notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))))
@@ -186,13 +186,4 @@ func (b *bid) showHolding() {
 	d := b.cfg.describe()
 	d.Token, d.Slot, d.Since = b.drawn.Token, b.held().Slot(), time.Now()
 	b.show(d)
-}
-
-// show puts a description into the session's comment. A list's session has many bids.
-func (b *bid) show(d describe.Description) {
-	if b.attempt != nil {
-		b.attempt.show(d.Delay)
-		return
-	}
-	b.s.SetComment(d.Comment())
 }

@@ -29,7 +29,7 @@ func (b *bid) untouched() bool {
 // since the try stopped there. In a transaction, or with a gate, it tried all that are missing.
 func (b *bid) noteRefusal() {
 	refused := b.missing()
-	if !b.cfg.Claim.takesAny() && !b.cfg.Session.Transaction {
+	if b.cfg.keepsPart() {
 		refused = refused[:1]
 	}
 	for _, l := range refused {

@@ -13,7 +13,7 @@ package lock
 // session's first announcement makes it read the server's catalogs, which takes half a millisecond:
 // with the warm-up it has done so before its command ends.
 func (h *Held) endWarmupQuery() (query []string) {
-	if !h.cfg.warmsUpEnd() {
+	if !h.cfg.seeksListener() {
 		return nil
 	}
 	return []string{h.announceEndQuery(h.Locks[0], h.cfg.Claim.listenersSQL()+" AND pid IS NULL")}
@@ -29,7 +29,7 @@ func (w *waiter) turnWarmupQueries() (queries []string) {
 	if w.cfg.drawsWithTry() {
 		queries = append(queries, w.burstQuery(burstTries), w.cfg.bareDrawQuery(locks, "NULL")+" AND pid IS NULL")
 	}
-	if w.usesLedger() && !w.cfg.Session.Quorum {
+	if w.startsOnOwn() {
 		queries = append(queries, "SELECT "+w.cfg.ledgerRun().StartSQL(w.cfg.ledgerLocks(locks)[0], "NULL", "NULL"))
 	}
 	return queries
