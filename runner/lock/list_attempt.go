@@ -32,10 +32,11 @@ func (l *List) Attempt(cfg Config, contested bool) *Attempt {
 	id := cfg.Claim.IDs[0]
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	cfg.ofList = true
 	if a.bid = l.kept[id]; a.bid == nil {
-		cfg.ofList = true
 		a.bid = newBid(l.Session, cfg, contested, nil)
 	}
+	a.bid.cfg = cfg                                               // it may have been kept for another key whose lock has this number
 	a.bid.show = func(d describe.Description) { a.show(d.Delay) } // the session has many bids
 	l.underWay[id] = a
 	return a

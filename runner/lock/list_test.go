@@ -9,6 +9,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/describe"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -33,6 +34,19 @@ func takeItem(t *testing.T, l *lock.List, cfg lock.Config, number int64, returni
 		t.Fatalf("%d: granted %t, %v", number, a.Granted(), err)
 	}
 	return a
+}
+
+// refuseItem tries for a lock that somebody else has, and listens until the next attempt.
+func refuseItem(t *testing.T, l *lock.List, cfg lock.Config) {
+	t.Helper()
+	a := l.Attempt(cfg, false)
+	defer a.Close()
+	if _, err := l.Exchange(nil, a); err != nil || a.Granted() {
+		t.Fatalf("granted %t, %v", a.Granted(), err)
+	}
+	if err := a.KeepListening(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // settleItem settles a lock that takeItem has taken.
@@ -163,14 +177,7 @@ func TestPutOff(t *testing.T) {
 	cfg := config(t, server.DSN("postgres"), exclusive(2))
 	holder := acquire(t, cfg)
 	l := openList(t, cfg)
-	refused := l.Attempt(cfg, false)
-	if _, err := l.Exchange(nil, refused); err != nil || refused.Granted() {
-		t.Fatalf("granted %t, %v", refused.Granted(), err)
-	}
-	if err := refused.KeepListening(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	refused.Close()
+	refuseItem(t, l, cfg)
 	tear(t, server, holder)
 	for range 2 {
 		early := takeItem(t, l, cfg, 2, false)
@@ -183,5 +190,40 @@ func TestPutOff(t *testing.T) {
 	}
 	if held := query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 2 AND objsubid = 1")[0]; held != "0" {
 		t.Error("its lock is still held")
+	}
+}
+
+// TestKeptForAnotherKey: the locks of two keys may have one number. An attempt at one knows what an
+// earlier attempt at the other has heard of their lock, but it announces the end of its own.
+func TestKeptForAnotherKey(t *testing.T) {
+	t.Parallel()
+	cfg := config(t, start(t, nil).DSN("postgres"), exclusive(2))
+	var heard []lockkey.ID // by the session's reader, before each answer
+	hearer, err := lock.OpenList(t.Context(), cfg, id(1), func(item lockkey.ID, _ bool) { heard = append(heard, item) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hearer.Close()
+	l, holder := openList(t, cfg), acquire(t, cfg)
+	cfg.Claim.Keys = []string{"refused"}
+	refuseItem(t, l, cfg)
+	if err := holder.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Claim.Keys = []string{"run"}
+	a := takeItem(t, l, cfg, 2, true)
+	if a.Delayed() {
+		t.Error("it has not heard that the holder's end was clean")
+	}
+	ended(settleItem(t, a), ledger.OK)
+	if released, _ := l.Exchange(a, nil); released != nil {
+		t.Fatal(released)
+	}
+	a.Close()
+	if _, err := hearer.Session.Query(t.Context(), session.PlainBeatQuery); err != nil {
+		t.Fatal(err)
+	}
+	if want := []lockkey.ID{lockkey.SipHash24("run")}; !slices.Equal(heard, want) {
+		t.Errorf("heard of %v, want %v", heard, want)
 	}
 }
