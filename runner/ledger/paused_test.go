@@ -6,8 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // TestPausedAmong: each of many locks is paused by its number or, also under another number, by its
@@ -50,15 +53,23 @@ func TestPausedAmong(t *testing.T) {
 // the pause changes, also if it knows the lock by another key.
 func TestPauseByAnotherName(t *testing.T) {
 	server := remembering(t, nil)
-	a, b := connect(t, server, "cron"), connect(t, server, "cron")
+	a := connect(t, server, "cron")
 	run(t, a, "SELECT pg_advisory_lock_shared(7)")
 	reader := of(token(t, a))
 	reader.shared, reader.sure = true, true
 	expect(t, "the first reader", run(t, a, reader.rest()), "started")
 	reader.token = token(t, a)
+	pausesAfter(t, server, a, reader, "another name")
+}
+
+// pausesAfter makes sure that a pause of lock 7, by this key, waits for the commit of a start on
+// connection a, and finds its run.
+func pausesAfter(t *testing.T, server *localpg.Server, a *pgconn.PgConn, s starting, key string) {
+	t.Helper()
+	b := connect(t, server, "cron")
 	run(t, a, "BEGIN")
-	expect(t, "the second", run(t, a, reader.rest()), "started")
-	answers := beside(t, b, "SELECT pglead.pause_1(7, 1::smallint, 'another name', 'infinity', 'ann', '')")
+	expect(t, "the start", run(t, a, s.rest()), "started")
+	answers := beside(t, b, "SELECT pglead.pause_1(7, 1::smallint, '"+key+"', 'infinity', 'ann', '')")
 	awaitLock(t, server, b)
 	run(t, a, "COMMIT")
 	expect(t, "a pause", <-answers, "running here<nil>")
@@ -68,16 +79,11 @@ func TestPauseByAnotherName(t *testing.T) {
 // row. So it keeps that slot, too, from starting again.
 func TestPauseOfFirstStart(t *testing.T) {
 	server := remembering(t, nil)
-	a, b := connect(t, server, "cron"), connect(t, server, "cron")
+	a := connect(t, server, "cron")
 	run(t, a, "SELECT pg_advisory_lock(8)")
 	slot := of(token(t, a))
 	slot.numbers, slot.sure = "8", true
-	run(t, a, "BEGIN")
-	expect(t, "the first start", run(t, a, slot.rest()), "started")
-	answers := beside(t, b, "SELECT pglead.pause_1(7, 1::smallint, 'seven', 'infinity', 'ann', '')")
-	awaitLock(t, server, b)
-	run(t, a, "COMMIT")
-	expect(t, "a pause", <-answers, "running here<nil>")
+	pausesAfter(t, server, a, slot, "seven")
 	run(t, a, finish(8, slot.token, "ok"))
 	slot.token = token(t, a)
 	expect(t, "the next start", run(t, a, slot.first()), "")

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
 )
 
@@ -158,24 +159,31 @@ func TestOverlappingClaims(t *testing.T) {
 	}
 }
 
-// TestDelayOverBeforeLastGrant: a run that has had the first of its locks for longer than the
-// lock-delay, when it gets the last one with evidence, starts at once.
-func TestDelayOverBeforeLastGrant(t *testing.T) {
-	t.Parallel()
-	server := start(t, nil)
-	h := acquire(t, config(t, server.DSN("postgres"), exclusive(8)))
+// lacksLast is a bid for two locks that has had the first, without evidence, for as long as the delay.
+// The other one is held.
+func lacksLast(t *testing.T, server *localpg.Server, delay time.Duration) (b *lock.Bid, last *lock.Held, log *contender) {
+	t.Helper()
+	last = acquire(t, config(t, server.DSN("postgres"), exclusive(8)))
 	cfg := config(t, server.DSN("postgres"), exclusive(7, 8))
-	cfg.LockDelay = time.Second
-	log := &contender{}
-	cfg.Log = slog.New(log)
-	b := lock.NewBid(open(t, cfg), cfg, true)
+	log = &contender{}
+	cfg.LockDelay, cfg.Log = delay, slog.New(log)
+	b = lock.NewBid(open(t, cfg), cfg, true)
 	if err := b.Listen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if !try(t, b) {
 		t.Fatal("the first lock is free, and the try is refused")
 	}
-	time.Sleep(cfg.LockDelay)
+	time.Sleep(delay)
+	return b, last, log
+}
+
+// TestDelayOverBeforeLastGrant: a run that has had the first of its locks for longer than the
+// lock-delay, when it gets the last one with evidence, starts at once.
+func TestDelayOverBeforeLastGrant(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	b, h, log := lacksLast(t, server, time.Second)
 	release(t, h)
 	eventually(t, "the last lock is free", func() bool { return try(t, b) })
 	if _, err := b.Settle(t.Context()); err != nil {
@@ -191,24 +199,15 @@ func TestDelayOverBeforeLastGrant(t *testing.T) {
 func TestDelayEndsWithLastLock(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
-	h := acquire(t, config(t, server.DSN("postgres"), exclusive(8)))
-	cfg := config(t, server.DSN("postgres"), exclusive(7, 8))
-	cfg.LockDelay = 5 * time.Second
-	log := &contender{}
-	cfg.Log = slog.New(log)
-	b := lock.NewBid(open(t, cfg), cfg, true)
-	if err := b.Listen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if !try(t, b) {
-		t.Fatal("the first lock is free, and the try is refused")
-	}
-	time.Sleep(cfg.LockDelay)
+	const delay = 5 * time.Second
+	b, h, log := lacksLast(t, server, delay)
 	tear(t, server, h)
 	eventually(t, "the last lock is free", func() bool { return try(t, b) })
+	var took time.Duration
 	granted, settled := time.Now(), make(chan error, 1)
 	go func() {
 		_, err := b.Settle(t.Context())
+		took = time.Since(granted)
 		settled <- err
 	}()
 	eventually(t, "it waits for the last lock's command", func() bool { return slices.Contains(log.said(), "delayed") })
@@ -216,7 +215,7 @@ func TestDelayEndsWithLastLock(t *testing.T) {
 	if err := <-settled; err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(granted); took >= cfg.LockDelay {
+	if took >= delay {
 		t.Errorf("it has waited for all of the delay, %v", took)
 	}
 }

@@ -36,7 +36,7 @@ func (cfg *Config) ledgerLocks(locks []advisory.Lock) (as []ledger.Lock) {
 // drawStartsRun says whether the start of these locks' run can be part of the
 // statement that draws the token.
 func (b *bid) drawStartsRun(locks []advisory.Lock) bool {
-	if !b.startsRunWithDraw(locks) {
+	if !b.startFitsDraw(locks) {
 		return false
 	}
 	tokens, blind := b.openStarts(locks)

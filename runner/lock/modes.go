@@ -79,9 +79,9 @@ func (b *bid) callsDormant() bool {
 	return b.cfg.announces() && !b.usesLedger() && !b.cfg.Claim.Shared && b.cfg.Claim.hasOneLine()
 }
 
-// startsRunWithDraw says whether the statement that draws the token can also start the run of these
+// startFitsDraw says whether the statement that draws the token can also start the run of these
 // locks in the ledger, if the evidence allows it: of one lock, and without readers.
-func (b *bid) startsRunWithDraw(locks []advisory.Lock) bool {
+func (b *bid) startFitsDraw(locks []advisory.Lock) bool {
 	return len(locks) == 1 && !b.cfg.Claim.Shared && b.startsOnOwn()
 }
 

@@ -67,11 +67,11 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.showHolding()
+	h := b.held()
+	b.showHolding(h)
 	if err := b.s.EndError(); err != nil {
 		return nil, err
 	}
-	h := b.held()
 	h.settledAt, h.stepDowns = time.Now(), make(chan StepDown, 1)
 	h.coversEarlier = !slices.ContainsFunc(b.grants, func(g grant) bool { return !g.verdict.CoversEarlier })
 	h.showsEnd = b.place.everJoined() && b.cfg.showsToken()

@@ -182,8 +182,8 @@ func (b *bid) drawAndAnnounce(ctx context.Context) error {
 }
 
 // showHolding makes the session's comment say what it holds.
-func (b *bid) showHolding() {
+func (b *bid) showHolding(h *Held) {
 	d := b.cfg.describe()
-	d.Token, d.Slot, d.Since = b.drawn.Token, b.held().Slot(), time.Now()
+	d.Token, d.Slot, d.Since = h.Token, h.Slot(), time.Now()
 	b.show(d)
 }
