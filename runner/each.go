@@ -101,7 +101,7 @@ func (p *process) workOn(cfg EachConfig) (tally Tally, err error) {
 	for _, lost := range e.lost {
 		lost.Session.Close() // otherwise the session would keep the locks while their loss is reported
 	}
-	lock.Report(reportCtx, lock.WhileRunning, e.lost...)
+	lock.ReportKilled(reportCtx, e.lost...)
 	err = context.Cause(ctx)
 	if lost := (*LockLostError)(nil); errors.As(err, &lost) {
 		// It is about all commands; logEnd has said what was done to each.

@@ -189,7 +189,7 @@ func TestEachEndsWhileItReports(t *testing.T) {
 	if err := server.Stop(syscall.SIGQUIT); err != nil {
 		t.Fatal(err)
 	}
-	<-reports // Report has begun
+	<-reports // ReportKilled has begun
 	<-reports // and its first attempt has failed
 	signals <- unix.SIGTERM
 	select {

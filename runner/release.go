@@ -11,7 +11,7 @@ import (
 // the lock was lost, and when:
 //
 //	never                    release frees it: the next in line starts at once
-//	while the command ran    report tells those who wait that the command is dead
+//	while the command ran    ReportKilled tells those who wait that the command is dead
 //	after the command's end  the same, and the ledger has the run's own end
 //	or before its start
 //	by the release itself    the same, from afterRelease
@@ -19,13 +19,13 @@ func (r *run) finish(err error) {
 	switch {
 	case errors.As(err, new(*LockLostError)): // while the command ran
 		r.held.Close() // otherwise the session would keep the lock meanwhile
-		r.report(lock.WhileRunning)
+		r.untilSignal(func(ctx context.Context) { lock.ReportKilled(ctx, r.held) })
 	case r.held.Err() != nil:
 		if r.supervision != nil { // otherwise the error is that the command was not started
 			r.supervision.logLateLoss()
 		}
 		r.hook(hookLost, r.held.Err())
-		r.report(lock.AfterEnd)
+		r.reportEnded()
 	default:
 		r.release()
 	}
@@ -54,7 +54,7 @@ func (r *run) afterRelease(err error) {
 	if err != nil {
 		r.log.Warn("the lock could not be released, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
 		r.hook(hookLost, err)
-		r.report(lock.AfterEnd)
+		r.reportEnded()
 		return
 	}
 	event, message := "released", "lock released"
@@ -65,10 +65,10 @@ func (r *run) afterRelease(err error) {
 	r.hook(hookReleased, nil)
 }
 
-// report tells the ledger, and those who wait for the lost lock, that the command is dead, unless a
-// signal asks this process to end.
-func (r *run) report(when lock.When) {
-	r.untilSignal(func(ctx context.Context) { lock.Report(ctx, when, r.held) })
+// reportEnded tells the ledger, and those who wait for the lost lock, that the command had ended,
+// unless a signal asks this process to end.
+func (r *run) reportEnded() {
+	r.untilSignal(func(ctx context.Context) { lock.ReportEnded(ctx, r.held) })
 }
 
 // untilSignal calls f with a context that ends when a signal asks this process to end. The call may

@@ -84,7 +84,7 @@ type command interface {
 //	     guardProcess.reportDeath           the guard reports that all are reaped
 //	     Child.listen                       closes Done
 //	     conclude                           turns that into a LockLostError
-//	     run.report, Report                 tells the waiters, on a new session
+//	     run.finish, ReportKilled           tells the waiters, on a new session
 //	2/3  (leasetime.DeadAfter)              the command is certainly dead; with a lost-grace, later
 //	     waiter.endSilent                   the first in line, which has seen the silence, ends the
 //	                                        session a little later (package lock, watchHolder)
@@ -92,7 +92,7 @@ type command interface {
 //
 // Session is in package session: answered and renew in wire.go, beat and ExpireIfDue in
 // heartbeat.go. Child, Guards and guardProcess are in files of their names in package child;
-// terminate and killRound are in guardprocess_end.go. Package lock has Report (report.go)
+// terminate and killRound are in guardprocess_end.go. Package lock has ReportKilled (report.go)
 // and endSilent (line_silence.go).
 //
 // A request waits for its answer no longer than 3/5 of a lease either (Session.awaitAnswer).

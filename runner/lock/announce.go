@@ -19,7 +19,7 @@ import (
 //	         that it started                bid.giveBack, with announceEndQuery; exchange, with
 //	                                        announceQuery
 //	left     the same, of a reader          Held.Release and bid.giveBack, with announceEndQuery
-//	dead     its session was lost, and it   Report, on a new session, with announceDeathQueries
+//	dead     its session was lost, and it   a report, on a new session, with announceDeathQueries
 //	         is dead
 
 // announcement is an announcement of this run.

@@ -26,14 +26,14 @@ func (b *bid) send(ctx context.Context, queries ...string) error {
 		return nil
 	}
 	_, err := b.s.Query(ctx, queries...)
-	return b.cfg.rejected(err)
+	return b.cfg.Claim.rejected(err)
 }
 
 // askNumber sends a query that is answered by a number.
 func (b *bid) askNumber(ctx context.Context, query string) (int, error) {
 	rows, err := b.s.Query(ctx, query)
 	if err != nil {
-		return 0, b.cfg.rejected(err)
+		return 0, b.cfg.Claim.rejected(err)
 	}
 	numbers, err := rows.Ints(1)
 	if err != nil {
@@ -43,8 +43,8 @@ func (b *bid) askNumber(ctx context.Context, query string) (int, error) {
 }
 
 // rejected adds the names of the claim's locks to an error of the server's.
-func (cfg *Config) rejected(err error) error {
-	return session.Rejected(err, "lock "+cfg.Claim.String())
+func (c Claim) rejected(err error) error {
+	return session.Rejected(err, "lock "+c.String())
 }
 
 // untilAnswered returns the context for a request that may announce a start, or note it in the

@@ -10,7 +10,6 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
-	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -18,40 +17,22 @@ import (
 type bid struct {
 	s       *session.Session
 	cfg     Config
-	grants  []grant // so far, in the order of the claim
-	drawn   drawn   // the token
-	delayed bool    // a delay has begun since the first grant
-	place   place   // in line, if it is a waiter's
-
-	// What it knows of others that have its locks, or had them. The session's reader writes to the
-	// evidence, heard, news, commonMarks, and to the mark of the place.
-	evidence    map[lockkey.ID]*evidence.Evidence // of each lock of the claim
-	listens     bool                              // the session collects what is announced about these locks
-	heard       chan evidence.Announcement        // a waiter's: what it has heard, for the line
-	news        chan struct{}                     // something new may have to be acted on
-	commonMarks []lockkey.ID                      // the locks whose common marks it has
-	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
-	unknownHolder bool
-
-	guard *guardStart                // for the command
-	show  func(describe.Description) // puts it into the session's comment
+	grants  []grant                    // so far, in the order of the claim
+	drawn   drawn                      // the token
+	delayed bool                       // a delay has begun since the first grant
+	place   place                      // in line, if it is a waiter's; the session's reader writes to its mark
+	hearing *hearing                   // what it knows of others
+	guard   *guardStart                // for the command
+	show    func(describe.Description) // puts it into the session's comment
 }
 
-// newBid returns a bid on a session, which it does not close. contested says that others may have
-// had the locks while the caller did not listen.
-func newBid(s *session.Session, cfg Config, contested bool, start StartGuard) *bid {
-	b := &bid{
-		s: s, cfg: cfg, guard: newGuardStart(s, start), news: make(chan struct{}, 1),
-		evidence: map[lockkey.ID]*evidence.Evidence{},
-		show:     func(d describe.Description) { s.SetComment(d.Comment()) },
+// newBid returns a bid on a session, which it does not close, with what that session knows of
+// others.
+func newBid(h *hearing, cfg Config, start StartGuard) *bid {
+	return &bid{
+		s: h.s, cfg: cfg, hearing: h, guard: newGuardStart(h.s, start),
+		show: func(d describe.Description) { h.s.SetComment(d.Comment()) },
 	}
-	for _, id := range cfg.Claim.IDs {
-		b.evidence[id] = evidence.New(cfg.LockDelay, cfg.Session.Lease, cfg.LostGrace, cfg.Claim.Shared)
-	}
-	if contested {
-		b.contest(cfg.Claim.locks())
-	}
-	return b
 }
 
 // complete says whether the bid holds all that the claim asks for.
@@ -95,7 +76,7 @@ func (b *bid) askTry(ctx context.Context) (won []advisory.Lock, err error) {
 	if !known {
 		row, err := b.s.Row(ctx, 1, "SELECT "+b.trySQL())
 		if err != nil {
-			return nil, b.cfg.rejected(err)
+			return nil, b.cfg.Claim.rejected(err)
 		}
 		value = row[0]
 	}
@@ -121,7 +102,7 @@ func (b *bid) readTry(value string) (won []advisory.Lock, err error) {
 // trySQL is an SQL expression that takes what is missing, as try describes it. readTry reads its
 // value.
 func (b *bid) trySQL() string {
-	if b.cfg.sharesSession() && !b.listens {
+	if b.cfg.sharesSession() && !b.hearing.listens {
 		return b.cfg.firstTrySQL()
 	}
 	return b.cfg.tryMissingSQL(b.missing(), b.place.everJoined())
@@ -173,10 +154,20 @@ func (b *bid) noteTry(won []advisory.Lock) (some bool) {
 	return len(won) > 0
 }
 
+// noteRefusal notes that another session has what the last try did not get: the first missing lock,
+// since the try stopped there. In a transaction, or with a gate, it tried all that are missing.
+func (b *bid) noteRefusal() {
+	refused := b.missing()
+	if b.cfg.keepsPart() {
+		refused = refused[:1]
+	}
+	b.hearing.noteRefused(refused)
+}
+
 // giveBack frees locks under which no command was started. A lock whose common mark the bid lacks
 // then counts as contested, because others may start under it without this bid hearing of it.
 func (b *bid) giveBack(ctx context.Context) error {
-	b.contest(slices.DeleteFunc(b.granted(), func(l advisory.Lock) bool { return slices.Contains(b.commonMarks, l.ID) }))
+	b.hearing.contest(slices.DeleteFunc(b.granted(), func(l advisory.Lock) bool { return slices.Contains(b.hearing.marked, l.ID) }))
 	return b.unlock(ctx)
 }
 
@@ -237,8 +228,15 @@ func insistOn(ask func() error) error {
 	return err
 }
 
-// giveBackQueries are the queries that give the locks back. If a token was drawn they announce a
-// clean end, but only if no earlier command can be alive: a waiter that hears it starts at once.
+// mayAnnounceEnd says whether locks under which no command was started may be given back with an
+// announcement. The start has to be announced, and no earlier command may be alive, since a waiter
+// that hears of the end starts at once. After a delay that was waited out nothing is announced
+// either.
+func (b *bid) mayAnnounceEnd() bool {
+	return b.drawn.Token != 0 && !b.delayed && !slices.ContainsFunc(b.grants, func(g grant) bool { return g.verdict.Delay > 0 })
+}
+
+// giveBackQueries are the queries that give the locks back and, if they may, announce a clean end.
 func (b *bid) giveBackQueries() []string {
 	held := b.held()
 	switch {
@@ -248,7 +246,7 @@ func (b *bid) giveBackQueries() []string {
 		return []string{"ROLLBACK"}
 	}
 	var announce []string
-	if held.mayAnnounceEnd {
+	if b.mayAnnounceEnd() {
 		announce = held.announceEndQueries()
 	}
 	return append(announce, held.unlockQuery())

@@ -121,12 +121,12 @@ func (c *Candidate) attempt(ctx context.Context, start StartGuard) (*Held, error
 		}
 		w.guard.giveUp()
 		// Otherwise the next attempt, or the next run in a script, could still find the locks held. What a
-		// lost session had is left to Report.
+		// lost session had is left to the report.
 		if s.Err() == nil && (errors.As(err, new(*LedgerError)) || errors.Is(err, session.ErrUnconfirmed)) {
 			_ = w.giveBack(ctx)
 		}
 		s.Close()
-		Report(ctx, beforeStart, w.held())
+		w.reportUnstarted(ctx)
 		return nil, err
 	}
 	return held, nil

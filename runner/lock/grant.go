@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
@@ -25,6 +26,41 @@ func (b *bid) granted() (locks []advisory.Lock) {
 		locks = append(locks, g.Lock)
 	}
 	return locks
+}
+
+// verdictOn says how long a granted lock has to be held before the command may start.
+//
+// A bid that gets the lock at the first try starts at once, unless the server came up less than a
+// lock-delay ago, or the bid has heard something of the lock. A bid that has waited, in this
+// session or in one that was lost, goes by what it has heard, which may be nothing.
+func (b *bid) verdictOn(id lockkey.ID) evidence.Verdict {
+	return b.hearing.evidence[id].Verdict(b.firstTryDelay(b.cfg.LockDelay))
+}
+
+// firstTryDelay is how long a bid that got the lock at its first try has to wait before the start.
+// If the server started, or was promoted, less than lockDelay ago, the bid waits for the rest of
+// lockDelay, since the lock may have had a holder before. That applies to a server without TCP,
+// too: the holder may have come to its socket through a pooler, ssh or a proxy. While the server's
+// clock has not caught up after it was set back, each first try waits for up to a lock-delay.
+//
+// With a quorum, after a promotion, the former primary may have holders for as long as standbys
+// follow it.
+func (b *bid) firstTryDelay(lockDelay time.Duration) time.Duration {
+	if b.cfg.PrivateServer {
+		return 0
+	}
+	if followed, promoted := b.s.FollowedFor(); promoted && followed < lockDelay {
+		return lockDelay
+	}
+	return max(0, lockDelay-b.s.ServerAge())
+}
+
+// delayOn is the longest delay that a current verdict on these locks calls for.
+func (b *bid) delayOn(locks []advisory.Lock) (delay time.Duration) {
+	for _, l := range locks {
+		delay = max(delay, b.verdictOn(l.ID).Delay)
+	}
+	return delay
 }
 
 // reviewGrants brings the verdicts on the grants up to date, and says for how much longer the locks

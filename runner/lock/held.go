@@ -36,22 +36,12 @@ type Held struct {
 	unrecorded bool       // the ledger lacks the run under a lock, and no warning has said so yet
 	calling    bool       // the session calls those in line
 	stays      time.Time  // the session stays until then, after the release
-
-	// mayAnnounceEnd is for locks under which no command was started: they may be given back with an
-	// announcement.
-	mayAnnounceEnd bool
 }
 
 // held are the locks that the bid has got so far, to be given back, or reported after a loss. Only
 // settle makes of them those under which a command may start.
-//
-// The end may be announced if the start was, and no earlier command can be alive, since a waiter
-// that hears of the end starts at once. After a delay that was waited out nothing is announced
-// either.
 func (b *bid) held() *Held {
-	h := &Held{cfg: &b.cfg, Session: b.s, Locks: b.granted(), drawn: b.drawn}
-	h.mayAnnounceEnd = h.Token != 0 && !b.delayed && !slices.ContainsFunc(b.grants, func(g grant) bool { return g.verdict.Delay > 0 })
-	return h
+	return &Held{cfg: &b.cfg, Session: b.s, Locks: b.granted(), drawn: b.drawn}
 }
 
 // Slot is, with a gate, the index of the lock in the claim, from 1; otherwise it is 0.
@@ -130,7 +120,7 @@ func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err err
 	}
 	switch {
 	case !released && err != nil:
-		return h.cfg.rejected(err)
+		return h.cfg.Claim.rejected(err)
 	case !released:
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
 	case err != nil && h.owes(answers...): // it has rejected the record of an end

@@ -17,7 +17,7 @@ import (
 // not wait for a lock-delay, even on a node that has heard nothing.
 
 // SetEnd sets how the command ended, for the ledger. Without a call, the ledger says that the
-// command was stopped or, after a loss WhileRunning, that it was lost.
+// command was stopped or, after ReportKilled, that it was lost.
 func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
 // RecordEnd records in the ledger how the command ended, for a holder that keeps the lock a while:
@@ -133,7 +133,7 @@ var errNoRun = errors.New("the ledger has no such run of this role under way")
 // release. The locks are free by now. A start that comes before the record waits for it.
 func (h *Held) recordAgain(ctx context.Context, err error) {
 	if session.HasCode(err, session.QueryCanceled) {
-		Report(ctx, inRelease, h)
+		h.reportCanceled(ctx)
 		return
 	}
 	h.warnUnrecorded(ledger.Rejected(err, "the ledger"))

@@ -80,7 +80,7 @@ func TestNothingToReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-held.Lost()
-	lock.Report(t.Context(), lock.AfterEnd, held)
+	lock.ReportEnded(t.Context(), held)
 	if said := strings.Join(holder.said(), " "); strings.Contains(said, "ledger") || strings.Contains(said, "away") {
 		t.Errorf("it says %s", said)
 	}
@@ -145,7 +145,7 @@ func TestReportInVain(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-held.Lost()
-	lock.Report(t.Context(), lock.AfterEnd, held)
+	lock.ReportEnded(t.Context(), held)
 	if said := strings.Join(holder.said(), " "); strings.Count(said, "ledger") != 1 {
 		t.Errorf("it says %s", said)
 	}

@@ -103,7 +103,7 @@ func (b *bid) dropDraw(ctx context.Context) {
 		defer cancel()
 		_ = insist(ctx, b.s, b.held().recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
 		if b.s.Err() != nil {
-			return // Report stops it, at beforeStart
+			return // reportUnstarted stops it
 		}
 	}
 	b.drawn = drawn{}
@@ -196,7 +196,7 @@ func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host
 	b := l.bid
 	alive := map[int]int64{} // the earliest token of each lock
 	left := func(run ledger.OpenRun) time.Duration {
-		e := b.evidence[b.grants[run.Lock].ID]
+		e := b.hearing.evidence[b.grants[run.Lock].ID]
 		if b.cfg.LockDelay == 0 || e.KnowsDead(run.Token) {
 			return 0
 		}

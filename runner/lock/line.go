@@ -99,10 +99,10 @@ func (w *waiter) lookAgain(ctx context.Context) error {
 // actOnLook draws the conclusions from a look.
 func (w *waiter) actOnLook(ctx context.Context, found *evidence.Look) (err error) {
 	switch {
-	case found.Rank <= crowd.MostListeners && !w.listens:
+	case found.Rank <= crowd.MostListeners && !w.hearing.listens:
 		w.beatPlainly()
 		found, err = w.listenAndLook(ctx) // which gives it a mark
-	case found.Rank > crowd.MostListeners && w.listens:
+	case found.Rank > crowd.MostListeners && w.hearing.listens:
 		err = w.goDormant(ctx)
 	}
 	if err != nil {
@@ -184,7 +184,7 @@ func (w *waiter) makeRoom(ctx context.Context, found *evidence.Look) error {
 	if w.limits == nil {
 		limits, err := inspect.ReadLimits(ctx, w.s)
 		if err != nil {
-			return w.cfg.rejected(err)
+			return w.cfg.Claim.rejected(err)
 		}
 		w.limits = &limits
 	}
@@ -193,7 +193,7 @@ func (w *waiter) makeRoom(ctx context.Context, found *evidence.Look) error {
 	}
 	left, err := w.limits.Room(ctx, w.s)
 	if err != nil {
-		return w.cfg.rejected(err)
+		return w.cfg.Claim.rejected(err)
 	}
 	if crowd.MayStay(w.turn.Rank, found.Waiting, left.Free, left.Of) {
 		return nil
@@ -272,12 +272,12 @@ func (b *bid) leaveLine(ctx context.Context, also ...string) error {
 
 // leaveQuery is the query that leaves the line, and frees all marks, if the bid has any of that.
 func (b *bid) leaveQuery() []string {
-	return selectQuery(slices.Concat(b.leaveSQL(), b.freeCommonSQL()))
+	return selectQuery(slices.Concat(b.leaveSQL(), b.hearing.freeMarksSQL()))
 }
 
 // noteLeft notes that leaveQuery was sent. If the server rejects another query of that message,
 // this one is carried out all the same.
 func (b *bid) noteLeft() {
 	clear(b.place.has[:])
-	b.commonMarks = nil
+	b.hearing.marked = nil
 }

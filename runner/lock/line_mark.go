@@ -32,12 +32,12 @@ import (
 // one in each column; note reads its answer. No listener keeps another from a mark, but a stranger
 // can.
 func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
-	common := b.lacksCommon()
+	common := b.hearing.lacksMarks(b.place.everJoined())
 	var marks []string
 	for _, id := range common {
 		marks = append(marks, takenSQL(advisory.CommonMarkOf(id).TrySQL()))
 	}
-	if b.place.everJoined() && b.listens && !b.place.has[markLock] {
+	if b.place.everJoined() && b.hearing.listens && !b.place.has[markLock] {
 		marks = append(marks, b.ticketMarkSQL())
 	}
 	return selectQuery(marks), func(answer session.Rows) {
@@ -46,8 +46,7 @@ func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
 			switch {
 			case err != nil || row[i] == "":
 			case i < len(common):
-				b.commonMarks = append(b.commonMarks, common[i])
-				b.evidence[common[i]].NoteMark(evidence.ParseLSN(row[i]))
+				b.hearing.tookMark(common[i], evidence.ParseLSN(row[i]))
 			default:
 				b.tookTicketMark(evidence.ParseLSN(row[i]))
 			}
@@ -55,18 +54,24 @@ func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
 	}
 }
 
-// lacksCommon are the locks whose common marks the bid lacks: it listens to announcements about
-// them, and has no ticket for some of the claim's locks.
-func (b *bid) lacksCommon() (ids []lockkey.ID) {
-	if !b.listens || b.place.everJoined() && b.cfg.Claim.hasOneLine() {
+// lacksMarks are the locks whose common marks the session lacks: it listens to announcements about
+// them and, if it is in line at all, has no ticket for some of the claim's locks.
+func (h *hearing) lacksMarks(inLine bool) (ids []lockkey.ID) {
+	if !h.listens || inLine && h.claim.hasOneLine() {
 		return nil
 	}
-	for _, id := range b.cfg.Claim.IDs {
-		if !slices.Contains(b.commonMarks, id) {
+	for _, id := range h.claim.IDs {
+		if !slices.Contains(h.marked, id) {
 			ids = append(ids, id)
 		}
 	}
 	return ids
+}
+
+// tookMark notes that the session got the common mark of a lock.
+func (h *hearing) tookMark(id lockkey.ID, at evidence.LSN) {
+	h.marked = append(h.marked, id)
+	h.evidence[id].NoteMark(at)
 }
 
 // takenSQL is an SQL expression that tries for a mark. Its value is the write-ahead log's position
@@ -89,16 +94,16 @@ WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d)`,
 // its line leads.
 func (b *bid) tookTicketMark(at evidence.LSN) {
 	b.place.has[markLock] = true
-	for id, e := range b.evidence {
+	for id, e := range b.hearing.evidence {
 		if b.cfg.Claim.lineFor(id) == b.place.line {
 			e.NoteMark(at)
 		}
 	}
 }
 
-// freeCommonSQL are SQL expressions that free the common marks.
-func (b *bid) freeCommonSQL() (columns []string) {
-	for _, id := range b.commonMarks {
+// freeMarksSQL are SQL expressions that free the common marks.
+func (h *hearing) freeMarksSQL() (columns []string) {
+	for _, id := range h.marked {
 		columns = append(columns, advisory.CommonMarkOf(id).UnlockSQL())
 	}
 	return columns

@@ -18,7 +18,7 @@ type Attempt struct {
 	held       *Held                 // once it has settled
 	renewed    chan boottime.Instant // the session's latest deadline
 	checkTimer *time.Timer           // to checkAfter
-	kept       bool                  // the bid listens until the next attempt
+	kept       bool                  // the session listens until the next attempt
 	// Under the list's mu:
 	checks bool          // the heartbeat checks for requests to step down
 	delay  time.Duration // for which the lock is held before the command may start
@@ -33,10 +33,12 @@ func (l *List) Attempt(cfg Config, contested bool) *Attempt {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	cfg.ofList = true
-	if a.bid = l.kept[id]; a.bid == nil {
-		a.bid = newBid(l.Session, cfg, contested, nil)
+	h := l.kept[id]
+	if h == nil {
+		h = newHearing(l.Session, &cfg, contested)
 	}
-	a.bid.cfg = cfg                                               // it may have been kept for another key whose lock has this number
+	h.claim = cfg.Claim // it may have been kept for another key whose lock has this number
+	a.bid = newBid(h, cfg, nil)
 	a.bid.show = func(d describe.Description) { a.show(d.Delay) } // the session has many bids
 	l.underWay[id] = a
 	return a
@@ -111,14 +113,14 @@ func (a *Attempt) KeepListening(ctx context.Context) error {
 	return a.bid.endArrival(ctx)
 }
 
-// keep keeps the item's bid if there is room for it, and says whether it did.
+// keep keeps what is heard of the item if there is room for it, and says whether it did.
 func (l *List) keep(a *Attempt) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.kept[a.id()] == nil && len(l.kept) >= mostKept {
 		return false
 	}
-	l.kept[a.id()] = a.bid
+	l.kept[a.id()] = a.bid.hearing
 	return true
 }
 
@@ -133,7 +135,7 @@ func (a *Attempt) GiveBack() error {
 // PutOff gives back a lock that was granted too early. If the list listens to what happens to it, it
 // goes on, so that the next attempt knows what this one knew.
 func (a *Attempt) PutOff() error {
-	a.kept = a.bid.listens
+	a.kept = a.bid.hearing.listens
 	return a.GiveBack()
 }
 
@@ -155,8 +157,8 @@ func (a *Attempt) Close() {
 	if a.checkTimer != nil {
 		a.checkTimer.Stop()
 	}
-	if a.leave(); !a.kept && a.bid.listens {
-		_ = a.bid.unlisten(context.Background()) // at worst the session still hears what it ignores
+	if a.leave(); !a.kept && a.bid.hearing.listens {
+		_ = a.bid.hearing.unlisten(context.Background()) // at worst the session still hears what it ignores
 	}
 }
 

@@ -41,8 +41,9 @@
 // Each of the other files is one mechanism, and its first comment explains the words that only that
 // one needs:
 //
-//	verdict.go, grant.go    for how long a lock has to be held without a command
-//	listen.go, announce.go  what becomes of a lock is announced to those who listen, by NOTIFY
+//	grant.go                for how long a lock has to be held without a command
+//	hearing.go, look.go     what a session hears and sees of others that have the locks
+//	announce.go             what becomes of a lock is announced to those who listen, by NOTIFY
 //	token*.go               the token is drawn, by a second session where that of the lock can't
 //	transaction.go          the locks of a transaction, for a pooler
 //	ledger*.go              the ledger is asked whether a run may start, and has its end recorded

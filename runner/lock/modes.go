@@ -16,7 +16,7 @@ func (c Claim) takesAny() bool { return c.Gate != nil }
 func (c Claim) hasOneHolder() bool { return !c.Shared && !c.takesAny() }
 
 // hasOneLine says whether all who wait for the claim stand in one line. Otherwise the bid also takes
-// the common marks of the lines in which it has no ticket (lacksCommon), and no waiter calls the
+// the common marks of the lines in which it has no ticket (lacksMarks), and no waiter calls the
 // dormant ones.
 func (c Claim) hasOneLine() bool { return len(c.lines()) == 1 }
 
@@ -64,8 +64,8 @@ func (cfg *Config) needsSecondLater() bool { return cfg.Session.Quorum || cfg.sh
 
 // announcesDeath says whether waiters are told of a command that is dead after a loss. After a
 // reader, or without a lock-delay, they wait for nothing that this would shorten.
-func (cfg *Config) announcesDeath(lost When) bool {
-	return cfg.LockDelay > 0 && cfg.announces() && !cfg.Claim.Shared && (!cfg.ofList || lost != AfterEnd)
+func (cfg *Config) announcesDeath() bool {
+	return cfg.LockDelay > 0 && cfg.announces() && !cfg.Claim.Shared
 }
 
 // awaitsArrivals says whether a holder that is done waits for those about to join the line. With a

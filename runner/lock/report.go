@@ -16,94 +16,114 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// When says when the lock's session was lost. A new one then reports what became of the command:
-// it records the end in the ledger, if the run is in one, and announces that the command is dead,
-// so that the waiters need not wait for the lock-delay. So each row is one kind of Report:
+// After a loss, a new session reports what became of the command: it records the end in the ledger,
+// if the run is in one, and announces that the command is dead, so that the waiters need not wait
+// for the lock-delay. These are the reports:
 //
-//	              the session was lost                the ledger has         waiters hear
-//	WhileRunning  while the command ran               lost, or SetEnd's end  dead
-//	AfterEnd      after the command's end             SetEnd's end           dead; not of a list
-//	beforeStart   or given up, before its command's   stopped                dead, unless there was
-//	              start, but after the announcement                          a delay
-//	inRelease     not at all, or by the release:      SetEnd's end           nothing more
-//	              somebody has canceled the record
+//	                 the session was lost                the ledger has         waiters hear
+//	ReportKilled     while the command ran               lost, or SetEnd's end  dead
+//	ReportEnded      after the command's end             SetEnd's end           dead; not of a list
+//	reportUnstarted  or given up, before its command's   stopped                dead, unless there was
+//	                 start, but after the announcement                          a delay
+//	reportCanceled   not at all, or by the release:      SetEnd's end           nothing more
+//	                 somebody has canceled the record
 //
-// A session may also be lost between bid.settle and the command's start. A run reports that as
-// AfterEnd. A list reports it as WhileRunning: the start was announced, and after an end a list
-// announces no death. Of a session that is lost during bid.settle a list reports nothing: the next
-// holder waits for the lock-delay or, with a ledger, for the lost run.
-type When int
+// A session may also be lost between bid.settle and the command's start. A run calls ReportEnded for
+// that, and a list ReportKilled: the start was announced, and after an end a list announces no death.
+// Of a session that is lost during bid.settle a list reports nothing: the next holder waits for the
+// lock-delay or, with a ledger, for the lost run.
 
-// The moments of a loss.
-const (
-	WhileRunning When = iota
-	AfterEnd
-	beforeStart
-	inRelease
-)
-
-// Report reports, for the lost locks of one run or one list, what became of their commands. Call it
-// when the commands and all that they started are dead.
+// report is a report of the lost locks of one run, or of one list. It is sent when the commands and
+// all that they started are dead.
 //
-// The locks' own session is gone or useless, so this opens another one. For a run it first ends the
-// old one, if the server still has it: after a healed partition the old session still has the
-// locks. It retries failures for one lock-delay, and tells the Observer of them; after that nobody
-// waits. If a command had ended, and no ledger waits for its end, it gives up after LateMost: this
-// process waits for nothing else before it goes on or exits. So it does before a start, and not
+// The locks' own session is gone or useless, so the report opens another one. For a run it first
+// ends the old one, if the server still has it: after a healed partition the old session still has
+// the locks. It retries failures for one lock-delay, and tells the Observer of them; after that
+// nobody waits. If a command had ended, and no ledger waits for its end, it gives up after LateMost:
+// this process waits for nothing else before it goes on or exits. So it does before a start, and not
 // even a signal shortens that.
-func Report(ctx context.Context, lost When, runs ...*Held) {
+type report struct {
+	runs      []*Held
+	owing     *Held         // one of the runs whose end the ledger still needs, or nil
+	announces bool          // that the commands are dead
+	most      time.Duration // for how long it is tried
+}
+
+func newReport(runs ...*Held) *report {
+	cfg := runs[0].cfg
+	r := &report{runs: runs, announces: cfg.announcesDeath(), most: cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0))}
+	if i := slices.IndexFunc(runs, func(h *Held) bool { return h.owes() }); i >= 0 {
+		r.owing = runs[i]
+	}
+	return r
+}
+
+// ReportKilled reports the locks, of one run or one list, that were lost while their commands ran.
+// The commands have to be dead by now.
+func ReportKilled(ctx context.Context, runs ...*Held) {
 	if len(runs) == 0 {
 		return
 	}
-	var owing *Held // a run whose end the ledger still needs, or nil
-	if i := slices.IndexFunc(runs, func(h *Held) bool { return h.owes() }); i >= 0 {
-		owing = runs[i]
+	for _, h := range runs {
+		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
 	}
-	cfg := runs[0].cfg
-	announces := cfg.announcesDeath(lost)
-	most := cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0))
-	switch lost {
-	case WhileRunning:
-		for _, h := range runs {
-			h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
-		}
-		if err := runs[0].Err(); err != nil {
-			cfg.Observer.away(err) // an outage that lead reports later is counted from this moment
-		}
-	case AfterEnd:
-		if owing == nil {
-			most = min(most, LateMost)
-		}
-	case beforeStart: // it announces no more than giveBackQueries
-		announces = announces && runs[0].mayAnnounceEnd
-		ctx, most = context.WithoutCancel(ctx), min(most, LateMost)
-	case inRelease:
-		announces = false
+	if err := runs[0].Err(); err != nil {
+		runs[0].cfg.Observer.away(err) // an outage that lead reports later is counted from this moment
 	}
-	if !announces && owing == nil {
+	newReport(runs...).send(ctx)
+}
+
+// ReportEnded reports the locks of a run that were lost when its command had ended, or had not
+// started.
+func ReportEnded(ctx context.Context, h *Held) {
+	r := newReport(h)
+	r.announces = r.announces && !h.cfg.sharesSession()
+	if r.owing == nil {
+		r.most = min(r.most, LateMost)
+	}
+	r.send(ctx)
+}
+
+// reportUnstarted announces no more than giveBackQueries.
+func (b *bid) reportUnstarted(ctx context.Context) {
+	r := newReport(b.held())
+	r.announces = r.announces && b.mayAnnounceEnd()
+	r.most = min(r.most, LateMost)
+	r.send(context.WithoutCancel(ctx))
+}
+
+func (h *Held) reportCanceled(ctx context.Context) {
+	r := newReport(h)
+	r.announces = false
+	r.send(ctx)
+}
+
+// send sends the report, and logs what could not be reported.
+func (r *report) send(ctx context.Context) {
+	if !r.announces && r.owing == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, most, errTooLate)
+	ctx, cancel := context.WithTimeoutCause(ctx, r.most, errTooLate)
 	defer cancel()
-	if err := persistReport(ctx, announces, owing, runs); err != nil {
-		if announces {
+	cfg := r.runs[0].cfg
+	if err := r.persist(ctx); err != nil {
+		if r.announces {
 			cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
 		}
-		if owing != nil && owing.owes() {
-			owing.warnUnrecorded(err)
+		if r.owing != nil && r.owing.owes() {
+			r.owing.warnUnrecorded(err)
 		}
 	}
 }
 
 var errTooLate = errors.New("the database did not answer in time")
 
-// persistReport calls reportOnce until it succeeds, fails for a reason that isn't waited out, or ctx
-// ends.
-func persistReport(ctx context.Context, announces bool, owing *Held, runs []*Held) error {
-	cfg := runs[0].cfg
+// persist calls try until it succeeds, fails for a reason that isn't waited out, or ctx ends.
+func (r *report) persist(ctx context.Context) error {
+	cfg := r.runs[0].cfg
 	cfg.SayTryingAfter(cfg.LockDelay)
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
-		err := reportOnce(ctx, announces, owing, runs)
+		err := r.try(ctx)
 		if err == nil {
 			cfg.Observer.away(nil)
 			return nil
@@ -121,13 +141,13 @@ func persistReport(ctx context.Context, announces bool, owing *Held, runs []*Hel
 // waiters can look up its role.
 const stayAfterDeath = time.Second
 
-// reportOnce opens a new session, on which it records the ends, if the ledger has the runs, and
-// announces the deaths, if it is to.
-func reportOnce(ctx context.Context, announces bool, owing *Held, runs []*Held) error {
-	cfg := runs[0].cfg.sessionConfig()
+// try opens a new session, on which it records the ends, if the ledger has the runs, and announces
+// the deaths, if it is to.
+func (r *report) try(ctx context.Context) error {
+	cfg := r.runs[0].cfg.sessionConfig()
 	cfg.Quorum = false
-	if owing != nil {
-		cfg.LoginQuestion = owing.cfg.Ledger.QuestionSQL(cfg.Transaction)
+	if r.owing != nil {
+		cfg.LoginQuestion = r.owing.cfg.Ledger.QuestionSQL(cfg.Transaction)
 	}
 	s, err := session.Open(ctx, cfg)
 	if err != nil {
@@ -135,7 +155,7 @@ func reportOnce(ctx context.Context, announces bool, owing *Held, runs []*Held) 
 	}
 	defer s.Close()
 	var queries []string
-	for _, h := range runs {
+	for _, h := range r.runs {
 		if known, _ := h.cfg.Ledger.Applies(s.LoginAnswer()); known {
 			queries = append(queries, h.recordQueries(h.end, h.endCommit())...)
 		}
@@ -143,24 +163,24 @@ func reportOnce(ctx context.Context, announces bool, owing *Held, runs []*Held) 
 	if len(queries) > 0 {
 		err := insist(ctx, s, queries...)
 		switch {
-		case owing != nil && session.AnsweredError(err) != nil:
-			owing.warnUnrecorded(ledger.Rejected(err, "the ledger"))
+		case r.owing != nil && session.AnsweredError(err) != nil:
+			r.owing.warnUnrecorded(ledger.Rejected(err, "the ledger"))
 		case err != nil:
-			return runs[0].cfg.rejected(err)
+			return r.runs[0].cfg.Claim.rejected(err)
 		}
-		for _, h := range runs {
+		for _, h := range r.runs {
 			h.owed = nil
 		}
 	}
-	if !announces {
+	if !r.announces {
 		return nil
 	}
 	queries = nil
-	for _, h := range runs {
+	for _, h := range r.runs {
 		queries = append(queries, h.announceDeathQueries()...)
 	}
 	if _, err := s.Query(ctx, queries...); err != nil {
-		return runs[0].cfg.rejected(err)
+		return r.runs[0].cfg.Claim.rejected(err)
 	}
 	pace.Sleep(ctx, stayAfterDeath)
 	return nil

@@ -176,7 +176,7 @@ func (b *bid) drawAndAnnounce(ctx context.Context) error {
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.granted())}, b.leaveQuery()...)})
 	b.noteLeft()
 	if err != nil {
-		return b.cfg.rejected(err)
+		return b.cfg.Claim.rejected(err)
 	}
 	return b.noteDrawn(answers[0])
 }

@@ -39,7 +39,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumnsSQL+fromLocksSQL+areOwnSQL)})
 	b.noteLeft()
 	if err != nil {
-		return b.cfg.rejected(err)
+		return b.cfg.Claim.rejected(err)
 	}
 	if err := b.areListed(answers[len(answers)-1]); err != nil {
 		return err

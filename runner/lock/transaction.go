@@ -49,7 +49,7 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 	}
 	value, err := b.s.Begin(ctx, b.trySQL())
 	if err != nil {
-		return false, b.cfg.rejected(err)
+		return false, b.cfg.Claim.rejected(err)
 	}
 	if won, err = b.readTry(value); err != nil {
 		return false, err

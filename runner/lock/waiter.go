@@ -37,10 +37,10 @@ const mostHeard = 256
 // candidate's last session, if it had one.
 func (c *Candidate) newWaiter(s *session.Session, start StartGuard) *waiter {
 	w := &waiter{
-		bid: newBid(s, c.cfg, c.returning, start), candidate: c,
+		bid: newBid(newHearing(s, &c.cfg, c.returning), c.cfg, start), candidate: c,
 		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
-	w.heard = make(chan evidence.Announcement, mostHeard)
+	w.hearing.heard = make(chan evidence.Announcement, mostHeard)
 	w.place.ticket = c.former.ticket
 	return w
 }
@@ -74,7 +74,7 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 // A waiter that comes back, after a loss or a pause, must not pass those in line: it makes no try
 // before its turn comes, or the time is up. Where nothing is announced there is no line.
 func (w *waiter) take(ctx context.Context) error {
-	mayTry := w.untouched() || !w.cfg.announces()
+	mayTry := w.hearing.untouched() || !w.cfg.announces()
 	if mayTry {
 		if _, err := w.try(ctx); err != nil || w.complete() {
 			return err
@@ -132,7 +132,7 @@ func (w *waiter) standInLine(ctx context.Context) error {
 		if rest <= 0 {
 			return nil
 		}
-		if err := w.sleep(ctx, min(rest, time.Until(w.turn.Next())), w.news); err != nil {
+		if err := w.sleep(ctx, min(rest, time.Until(w.turn.Next())), w.hearing.news); err != nil {
 			return err
 		}
 		if w.called.Swap(false) {
@@ -141,7 +141,7 @@ func (w *waiter) standInLine(ctx context.Context) error {
 		w.actOnHeard()
 		w.actOnWatch()
 		now := time.Now()
-		if err := w.askRoles(ctx); err != nil {
+		if err := w.hearing.askRoles(ctx); err != nil {
 			return err
 		}
 		if w.turn.TriesBy(now) {
@@ -163,11 +163,11 @@ func (w *waiter) standInLine(ctx context.Context) error {
 
 // actOnHeard acts on the announcements that have come for the locks to which this line leads.
 func (w *waiter) actOnHeard() {
-	for range len(w.heard) {
-		switch a := <-w.heard; {
+	for range len(w.hearing.heard) {
+		switch a := <-w.hearing.heard; {
 		case w.cfg.Claim.lineFor(a.Lock) != w.place.line:
 		case a.Word == evidence.Started:
-			w.turn.HeardStart(time.Now(), a.PID, w.trusts(a.PID), w.watches())
+			w.turn.HeardStart(time.Now(), a.PID, w.hearing.trusts(a.PID), w.watches())
 		case a.Word == evidence.Clean, a.Word == evidence.Dead, a.Word == evidence.Left:
 			w.turn.HeardEnd(time.Now(), a.To)
 		}
@@ -196,7 +196,7 @@ func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
 	}
 	w.tryLater()
 	granted, err = try(ctx)
-	if err == nil && !granted && (burst || w.unknownHolder) {
+	if err == nil && !granted && (burst || w.hearing.unknownHolder) {
 		w.turn.LookAt(time.Now())
 	}
 	return granted, err
@@ -224,12 +224,12 @@ func (w *waiter) tryInBurst(ctx context.Context) (granted bool, err error) {
 	if err != nil {
 		// If the ledger failed, settle finds out more.
 		if !draws || !w.drawStartsRun(locks) || session.AnsweredError(err) == nil || len(answers[0]) == 0 {
-			return false, w.cfg.rejected(err)
+			return false, w.cfg.Claim.rejected(err)
 		}
 		draws = false
 	}
 	if len(answers[0]) == 0 {
-		err := w.askRoles(ctx) // another session may have had the lock meanwhile, and announced it
+		err := w.hearing.askRoles(ctx) // another session may have had the lock meanwhile, and announced it
 		return w.noteTry(nil), err
 	}
 	row, err := answers[0].Only(1)
