@@ -72,13 +72,12 @@ func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *active
 	if !locking.Session.Transaction {
 		e.common = list
 	}
-	w := &worker{each: e, list: list}
-	got := w.pick(t.Context(), &item)
-	if got.err != nil {
-		t.Fatal(got.err)
+	w := &worker{each: e, list: list, pushedBack: &item}
+	it, err := w.pick(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
 	}
-	it := got.next
-	if tried := w.exchange(nil, it); tried != nil || !it.attempt.Granted() {
+	if tried := w.exchange(it); tried != nil || !it.attempt.Granted() {
 		t.Fatalf("granted %t, %v", it.attempt.Granted(), tried)
 	}
 	return w, it
@@ -90,8 +89,8 @@ func TestRunMeanwhile(t *testing.T) {
 	server := testserver.Start(t, nil)
 	w, it := workerOn(t, lockOn(t, server), 1)
 	w.hear(it.name(), true)
-	if got := w.settleOrSkip(t.Context(), it, nil, false); got.next != nil || got.err != nil || w.tally.Done != 1 {
-		t.Errorf("%+v, %+v", got, w.tally)
+	if settled, err := w.settleOrSkip(t.Context(), it, nil, false); settled || err != nil || w.tally.Done != 1 {
+		t.Errorf("settled %t, %v; %+v", settled, err, w.tally)
 	}
 	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {
 		t.Error("its lock is still held")
@@ -184,8 +183,8 @@ func TestSharedConnection(t *testing.T) {
 		locking := lockOn(t, server)
 		locking.Session.Transaction = tt.transaction
 		w, it := workerOn(t, locking, tt.parallel)
-		if got := w.settleOrSkip(t.Context(), it, nil, false); got.next == nil {
-			t.Fatal(got.err)
+		if settled, err := w.settleOrSkip(t.Context(), it, nil, false); !settled {
+			t.Fatal(err)
 		}
 		if cfg := it.run.childConfig(); cfg.SharesSocket != tt.shares || cfg.SocketLinger != tt.linger {
 			t.Errorf("%+v: shares %t, for %v", tt, cfg.SharesSocket, cfg.SocketLinger)
@@ -221,8 +220,8 @@ func TestDelayedAhead(t *testing.T) {
 	locking := lockOn(t, server)
 	locking.PrivateServer = false // the server came up less than a lock-delay ago
 	w, it := workerOn(t, locking, 1)
-	if got := w.settleOrSkip(t.Context(), it, nil, true); got.next != nil || got.err != nil || got.retry == nil || *got.retry != it.item {
-		t.Errorf("%+v", got)
+	if settled, err := w.settleOrSkip(t.Context(), it, nil, true); settled || err != nil || w.pushedBack != &it.item {
+		t.Errorf("settled %t, %v; %v is pushed back", settled, err, w.pushedBack)
 	}
 	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {
 		t.Error("its lock is still held")

@@ -17,15 +17,14 @@ import (
 // with the next command.
 //
 //	each.runWorker       the worker's session; each.pass calls it once for each worker
-//	  loop               releaseAndFetch, runItem, releaseAndFetch, runItem …
-//	    releaseAndFetch  releases the last lock, and takes the next free item's
-//	      fetchQueued    the same, but without waiting for an item in the queue
-//	        pick         the next item that this process doesn't know to be done or under way here
-//	        readyGuard   the guard gets ready while the server answers
-//	        exchange     the round trip to the server (lock.List.Exchange)
-//	        settleOrSkip settles the lock (lock.Attempt.Settle), or skips the item
+//	  loop               fetch, runItem, fetch, runItem …
+//	    fetch            releases the last lock, and takes the next free item's
+//	      pick           the next item that this process doesn't know to be done or under way here
+//	      readyGuard     the guard gets ready while the server answers
+//	      exchange       the round trip to the server (lock.List.Exchange)
+//	      settleOrSkip   settles the lock (lock.Attempt.Settle), or skips the item
 //	    releaseBeside    releases the last lock while the command runs
-//	      fetchAhead     after a brief command: fetches the next lock, too (fetchQueued)
+//	      fetchAhead     after a brief command: fetches the next lock, too
 //	    runItem          runs the command under its lock
 //	      runCommand     as for pglead run (run.go)
 type worker struct {
@@ -34,13 +33,17 @@ type worker struct {
 	queue <-chan string
 	guard *child.Guard // the last command's, or the next one's; nil before the first
 	brief bool         // the last command was brief, so its guard can have another one
+
+	// The loop owns these two. While a command runs, releaseBeside's goroutine owns them, until it
+	// hands to the loop what it fetched.
+	last       *activeItem // its command has ended, and its lock is not released yet; or nil
+	pushedBack *string     // an item that was fetched too early: it comes before those in the queue
 }
 
-// fetched is what a fetch ends with. Without any of these, no item in the queue was free.
+// fetched is what releaseBeside's goroutine hands to the loop.
 type fetched struct {
-	next  *activeItem // whose lock the worker now has
-	retry *string     // an item that was fetched too early: it comes before those in the queue
-	err   error
+	next *activeItem // whose lock the worker now has; nil if none was fetched
+	err  error
 }
 
 // loop works on the items in the queue until the queue is closed.
@@ -50,91 +53,62 @@ func (w *worker) loop(ctx context.Context) error {
 			w.guard.Close()
 		}
 	}()
-	next, err := w.releaseAndFetch(ctx, nil, nil)
-	var last *activeItem
+	next, err := w.fetch(ctx, false)
 	for next != nil {
-		got := w.releaseBeside(ctx, last) // releases the last one's lock
+		got := w.releaseBeside(ctx) // releases the last one's lock
 		ran, failed := w.runItem(ctx, next)
 		if failed != nil {
 			w.cancel(failed) // also ends the fetch
 		}
 		ahead := <-got
-		last, next = ran, ahead.next
+		w.last, next = ran, ahead.next
 		if err = cmp.Or(failed, ahead.err); err != nil {
-			w.releaseLast(last)
+			w.releaseLast()
 			if next != nil {
 				w.giveBack(next)
 			}
 			return err
 		}
 		if next == nil { // nothing was fetched ahead
-			next, err = w.releaseAndFetch(ctx, last, ahead.retry)
-			last = nil
+			next, err = w.fetch(ctx, false)
 		}
 	}
 	return err
 }
 
-// releaseAndFetch releases the lock of the last command, if there is one, and takes the lock of
-// the next free item, for which it waits. It begins with the item first, or else with the queue. It
-// returns nil at the end of the list.
-func (w *worker) releaseAndFetch(ctx context.Context, last *activeItem, first *string) (*activeItem, error) {
-	for ; ; last = nil { // its lock is free after the first round
-		got := w.fetchQueued(ctx, last, first, false)
-		if got.next != nil || got.err != nil {
-			return got.next, got.err
+// fetch releases the lock of the last command, if there is one, and takes the lock of the next free
+// item. It waits for that item, and returns nil at the end of the list. If it fetches ahead, it
+// returns nil once the queue is empty, and leaves the guard to the command that runs.
+func (w *worker) fetch(ctx context.Context, ahead bool) (*activeItem, error) {
+	defer w.releaseLast() // also if there is nothing to try for
+	for {
+		next, err := w.pick(ctx, ahead)
+		if next == nil {
+			return nil, err
 		}
-		if first = w.awaitItem(ctx, got.retry); first == nil {
-			return nil, nil
-		}
-	}
-}
-
-// awaitItem is the item first or, without that, the next in the queue, for which it waits. It returns
-// nil at the end of the list.
-func (w *worker) awaitItem(ctx context.Context, first *string) *string {
-	if first == nil {
-		if item, ok := <-w.queue; ok {
-			first = &item
-		}
-	}
-	if ctx.Err() != nil {
-		return nil
-	}
-	return first
-}
-
-// fetchQueued is releaseAndFetch for the items that are in the queue by now: if none of them is
-// free, it returns none. If it fetches ahead, the command that runs has the guard.
-func (w *worker) fetchQueued(ctx context.Context, last *activeItem, first *string, ahead bool) fetched {
-	for ; ; last, first = nil, nil { // its lock is free after the first round
-		got := w.pick(ctx, first)
-		if got.next != nil && !ahead {
+		if !ahead {
 			if err := w.readyGuard(); err != nil { // the guard gets ready while the server answers
-				w.forget(got.next)
-				got = fetched{err: err}
+				w.forget(next)
+				return nil, err
 			}
 		}
-		next := got.next
-		if next == nil {
-			w.releaseLast(last)
-			return got
-		}
-		tried := w.exchange(last, next)
-		if got = w.settleOrSkip(ctx, next, tried, ahead); got.next != nil {
-			return got
+		tried := w.exchange(next)
+		settled, err := w.settleOrSkip(ctx, next, tried, ahead)
+		if settled {
+			return next, nil
 		}
 		w.forget(next)
-		if got.retry != nil || got.err != nil {
-			return got
+		if err != nil || w.pushedBack != nil { // pushed back, since it was fetched too early
+			return nil, err
 		}
 	}
 }
 
-// exchange releases the lock of the last command, and tries for that of the next item. Either may be
-// nil. Its error is that of the try.
-func (w *worker) exchange(last, next *activeItem) (tried error) {
+// exchange releases the lock of the last command, if there is one, and tries for that of the next
+// item, unless that is nil. Its error is that of the try.
+func (w *worker) exchange(next *activeItem) (tried error) {
 	var freed, wanted *lock.Attempt
+	last := w.last
 	if last != nil {
 		freed = last.attempt
 	}
@@ -145,18 +119,18 @@ func (w *worker) exchange(last, next *activeItem) (tried error) {
 	if last != nil {
 		last.run.afterRelease(released)
 		w.forget(last)
+		w.last = nil
 	}
 	return tried
 }
 
-// pick returns the next item to try, or none if none is queued yet. It begins with the item first,
-// if there is one. It skips items that this process is at, and items that it knows to have been
-// run.
-func (w *worker) pick(ctx context.Context, first *string) fetched {
-	for ; ctx.Err() == nil; first = nil {
-		item, ok := w.nextItem(first)
-		if !ok {
-			return fetched{}
+// pick returns the next item to try, or nil if there is none. It skips items that this process is
+// at, and items that it knows to have been run.
+func (w *worker) pick(ctx context.Context, ahead bool) (*activeItem, error) {
+	for {
+		item, ok := w.nextItem(ahead)
+		if !ok || ctx.Err() != nil {
+			return nil, nil
 		}
 		it := &activeItem{
 			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64),
@@ -167,7 +141,12 @@ func (w *worker) pick(ctx context.Context, first *string) fetched {
 			w.skip(it, alreadyDone)
 			continue
 		case other.worker == w: // its lock is free once the last command has ended
-			return fetched{retry: &item}
+			w.pushedBack = &item
+			if ahead {
+				return nil, nil
+			}
+			w.releaseLast()
+			continue
 		default:
 			w.skip(it, heldElsewhere)
 			continue
@@ -178,54 +157,61 @@ func (w *worker) pick(ctx context.Context, first *string) fetched {
 		it.attempt = w.list.Attempt(cfg, w.returning)
 		skipped, err := w.skipIfRun(ctx, it)
 		if !skipped {
-			return fetched{next: it}
+			return it, nil
 		}
 		w.forget(it)
 		if err != nil {
-			return fetched{err: err}
+			return nil, err
 		}
 	}
-	return fetched{}
 }
 
-// nextItem is the item first or, without that, the next in the queue, if there is one by now.
-func (w *worker) nextItem(first *string) (item string, ok bool) {
-	if first != nil {
-		return *first, true
+// nextItem is the item that was pushed back or, without that, the next in the queue. If the queue is
+// empty, nextItem releases the last command's lock, and waits. If it fetches ahead, it doesn't wait.
+func (w *worker) nextItem(ahead bool) (item string, ok bool) {
+	if back := w.pushedBack; back != nil {
+		w.pushedBack = nil
+		return *back, true
 	}
 	select {
 	case item, ok = <-w.queue:
+		return item, ok
 	default:
+	}
+	w.releaseLast()
+	if !ahead {
+		item, ok = <-w.queue
 	}
 	return item, ok
 }
 
-// settleOrSkip waits until the previous command of a granted item is dead, and draws the token, or
-// it skips the item. tried is the error of the try. If it would wait ahead of time, the end of the
-// command that runs would be neither recorded nor announced meanwhile: then the item is tried again
-// after it.
-func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tried error, ahead bool) fetched {
+// settleOrSkip settles the lock of a granted item: it waits until the previous command is dead, and
+// draws the token. Otherwise it skips the item. tried is the error of the try. settleOrSkip doesn't
+// wait ahead of time, since the end of the command that runs would be neither recorded nor announced
+// meanwhile: it pushes the item back.
+func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tried error, ahead bool) (settled bool, err error) {
 	switch {
 	case tried != nil:
-		return fetched{err: w.skipIfBarred(it, tried)}
+		return false, w.skipIfBarred(it, tried)
 	case !it.attempt.Granted():
-		return fetched{err: w.skipHeld(ctx, it)}
+		return false, w.skipHeld(ctx, it)
 	}
 	// By now this process has heard which runs ended between the first check and the grant.
 	skipped, err := w.skipIfRun(ctx, it)
 	if skipped {
 		failed := it.attempt.GiveBack()
-		return fetched{err: cmp.Or(err, failed)}
+		return false, cmp.Or(err, failed)
 	}
 	if ahead && it.attempt.Delayed() {
-		return fetched{retry: &it.item, err: it.attempt.PutOff()}
+		w.pushedBack = &it.item
+		return false, it.attempt.PutOff()
 	}
 	held, err := it.attempt.Settle(ctx)
-	if err == nil {
-		it.run = w.newRun(it, held)
-		return fetched{next: it}
+	if err != nil {
+		return false, w.skipIfBarred(it, err)
 	}
-	return fetched{err: w.skipIfBarred(it, err)}
+	it.run = w.newRun(it, held)
+	return true, nil
 }
 
 // giveBack gives back a lock under which no command was started.
@@ -312,9 +298,9 @@ func (w *worker) readyGuard() (err error) {
 }
 
 // releaseLast releases the lock of a command that has ended, if there is one.
-func (w *worker) releaseLast(last *activeItem) {
-	if last != nil {
-		_ = w.exchange(last, nil) // it tries for nothing
+func (w *worker) releaseLast() {
+	if w.last != nil {
+		_ = w.exchange(nil) // it tries for nothing
 	}
 }
 
@@ -325,7 +311,7 @@ func (w *worker) noteLost(it *activeItem) {
 	w.lost = append(w.lost, it.run.held)
 }
 
-// forget ends the work on an item, for now or for good.
+// forget ends the attempt at an item, which is free for another worker here from then on.
 func (w *worker) forget(it *activeItem) {
 	it.attempt.Close()
 	w.active.leave(it)
@@ -347,18 +333,18 @@ func (w *worker) forget(it *activeItem) {
 // after a brief command, and expects another (see child.Guard.Idle).
 const aheadMost = 20 * time.Millisecond
 
-// releaseBeside releases the last command's lock, beside the command that starts next. If the last
-// command was brief, it fetches the next item's lock, too, in the first pass. The caller has to
-// receive what it got.
-func (w *worker) releaseBeside(ctx context.Context, last *activeItem) <-chan fetched {
+// releaseBeside releases the last command's lock, beside the command that starts next. In the first
+// pass, after a brief command, it fetches the next item's lock, too. The caller has to receive what
+// it got.
+func (w *worker) releaseBeside(ctx context.Context) <-chan fetched {
 	got := make(chan fetched)
 	ahead := w.brief && !w.returning && !w.cfg.Lock.Session.Transaction // with transactions a worker has one lock at a time
 	go func() {
 		if ahead {
-			w.fetchAhead(ctx, last, got)
+			w.fetchAhead(ctx, got)
 			return
 		}
-		w.releaseLast(last)
+		w.releaseLast()
 		got <- fetched{}
 	}()
 	return got
@@ -366,19 +352,19 @@ func (w *worker) releaseBeside(ctx context.Context, last *activeItem) <-chan fet
 
 // fetchAhead fetches the next item's lock, and gives it back if the command doesn't end
 // within aheadMost.
-func (w *worker) fetchAhead(ctx context.Context, last *activeItem, got chan<- fetched) {
-	ahead := w.fetchQueued(ctx, last, nil, true)
-	if next := ahead.next; next != nil {
+func (w *worker) fetchAhead(ctx context.Context, got chan<- fetched) {
+	next, err := w.fetch(ctx, true)
+	if next != nil {
 		wanted := time.NewTimer(aheadMost)
 		defer wanted.Stop()
 		select {
-		case got <- ahead:
+		case got <- fetched{next: next}:
 			return
 		case <-wanted.C:
 		case <-ctx.Done():
 		}
 		w.giveBack(next)
-		ahead = fetched{retry: &next.item}
+		w.pushedBack = &next.item
 	}
-	got <- ahead
+	got <- fetched{err: err}
 }
