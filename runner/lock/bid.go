@@ -164,10 +164,9 @@ func (b *bid) noteRefusal() {
 	b.hearing.noteRefused(refused)
 }
 
-// giveBack frees locks under which no command was started. A lock whose common mark the bid lacks
-// then counts as contested, because others may start under it without this bid hearing of it.
+// giveBack frees locks under which no command was started.
 func (b *bid) giveBack(ctx context.Context) error {
-	b.hearing.contest(slices.DeleteFunc(b.granted(), func(l advisory.Lock) bool { return slices.Contains(b.hearing.marked, l.ID) }))
+	b.hearing.contestUnmarked(b.granted())
 	return b.unlock(ctx)
 }
 

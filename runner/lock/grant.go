@@ -99,6 +99,15 @@ func (g grant) heldFor() time.Duration {
 	return time.Since(g.since)
 }
 
+// heldFor is how long nobody else can have held any of the granted locks.
+func (b *bid) heldFor() time.Duration {
+	held := b.grants[0].heldFor()
+	for _, g := range b.grants {
+		held = min(held, g.heldFor())
+	}
+	return held
+}
+
 // confirmGrants has the standbys of a quorum confirm that this server is still the primary, unless
 // they have done so since the grants. From then on the locks count as held.
 func (b *bid) confirmGrants(ctx context.Context) error {

@@ -49,6 +49,12 @@ func (h *hearing) contest(locks []advisory.Lock) {
 	}
 }
 
+// contestUnmarked notes that these locks are given back. A lock whose common mark the session lacks
+// is contested then: others may start under it without this session hearing of it.
+func (h *hearing) contestUnmarked(locks []advisory.Lock) {
+	h.contest(slices.DeleteFunc(locks, func(l advisory.Lock) bool { return slices.Contains(h.marked, l.ID) }))
+}
+
 // untouched says whether nobody else is known to have, or to have had, any of the claim's locks.
 func (h *hearing) untouched() bool {
 	return !slices.ContainsFunc(h.claim.IDs, func(id lockkey.ID) bool { return !h.evidence[id].Untouched() })

@@ -62,15 +62,6 @@ func (b *bid) startInLedger(ctx context.Context) error {
 	}
 }
 
-// waited is how long nobody else can have held any of the locks.
-func (l *ledgerStart) waited() time.Duration {
-	waited := l.bid.grants[0].heldFor()
-	for _, g := range l.bid.grants {
-		waited = min(waited, g.heldFor())
-	}
-	return waited
-}
-
 // ask draws the token, and asks the ledger with it whether the run may start. It does not wait.
 func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	l.noteEvidence()
@@ -165,7 +156,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 	l.open = open
 	rest, host := l.closeDead(open)
 	if rest == 0 {
-		l.proof.Waited = l.waited()
+		l.proof.Waited = b.heldFor()
 		return nil
 	}
 	return l.holdForOpenRun(ctx, rest, host, func() (bool, error) {
@@ -200,7 +191,7 @@ func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host
 		if b.cfg.LockDelay == 0 || e.KnowsDead(run.Token) {
 			return 0
 		}
-		return max(0, max(b.cfg.LockDelay, run.Outlives())-l.waited())
+		return max(0, max(b.cfg.LockDelay, run.Outlives())-b.heldFor())
 	}
 	for _, run := range open {
 		if still := left(run); still > 0 {

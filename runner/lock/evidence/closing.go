@@ -16,28 +16,47 @@ type heardEnd struct {
 	applied bool
 }
 
-// What a word does depends on the session that says it. Of clean and dead the table says whose
-// runs they can end:
+// standing is what a session is to the waiter. What a word does depends on the standing of the
+// session that says it. Of clean and dead the table says whose runs they can end:
 //
-//	said by                        started        clean                     dead
-//	a session of the waiter's role counts         any                       any
-//	a session that was seen to     counts         itself, sessions of its   itself, sessions of its
-//	hold the lock                                 role, unknown ones        role
-//	a session of the same role as  counts         sessions of its role      sessions of its role
-//	a holder that was seen, and
-//	whose command may be alive
-//	a stranger                     for the        none: its own start is    none
-//	                               waiter's own   forgotten
-//	                               lock-delay
+//	            started        clean                     dead
+//	asOwn       counts         any                       any
+//	asHolder    counts         itself, sessions of its   itself, sessions of its
+//	                           role, unknown ones        role
+//	asRelative  counts         sessions of its role      sessions of its role
+//	asStranger  for the        none: its own start is    none
+//	            waiter's own   forgotten
+//	            lock-delay
 //
 // A word speaks only of the run of its token and, with the field all, of those before it
 // (speaksOf). dead counts only if it names the token of a confirmed start.
+type standing int
+
+const (
+	asStranger standing = iota // it may be anybody
+	asRelative                 // it has the role of a holder that was seen, and whose command may be alive
+	asHolder                   // it was seen to hold the lock
+	asOwn                      // it has the waiter's role
+)
+
+// standingOf is the standing of a session, as far as its role is known.
+func (e *Evidence) standingOf(pid uint32) standing {
+	switch {
+	case e.ownRole != 0 && e.peers[pid].role == e.ownRole:
+		return asOwn
+	case e.peers[pid].heldAt > 0:
+		return asHolder
+	case slices.ContainsFunc(e.starts, func(s knownStart) bool { return e.peers[s.pid].heldAt > 0 && e.sameRole(s.pid, pid) }):
+		return asRelative
+	}
+	return asStranger
+}
 
 // applyWords applies each word that counts, and has not been applied yet. The word closes the starts
 // of the runs of which it speaks.
 func (e *Evidence) applyWords() {
 	for i, w := range e.ends {
-		if w.Word == Dead && e.hasOwnRole(w.PID) {
+		if w.Word == Dead && e.standingOf(w.PID) == asOwn {
 			e.forget(w, func(s knownStart) bool { return !e.isConfirmed(s) })
 		}
 		if w.applied || !e.counts(w) {
@@ -77,20 +96,7 @@ func (e *Evidence) counts(w heardEnd) bool {
 	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s knownStart) bool { return s.token == w.Token && e.isConfirmed(s) }) {
 		return false
 	}
-	return e.trusts(w.PID)
-}
-
-// trusts says whether a session was seen to hold the lock, or has the role of the waiter or of a
-// holder that was seen and whose command may be alive. All other sessions may be strangers.
-func (e *Evidence) trusts(pid uint32) bool {
-	return e.peers[pid].heldAt > 0 || e.hasOwnRole(pid) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
-		return e.peers[s.pid].heldAt > 0 && e.sameRole(s.pid, pid)
-	})
-}
-
-// hasOwnRole says whether a session is known to have the waiter's role.
-func (e *Evidence) hasOwnRole(pid uint32) bool {
-	return e.ownRole != 0 && e.peers[pid].role == e.ownRole
+	return e.standingOf(w.PID) > asStranger
 }
 
 // sameRole says whether two sessions are known to have the same role.
@@ -115,12 +121,13 @@ func (e *Evidence) closes(w heardEnd, s knownStart) bool {
 	return s.kind != ofTooMany && e.maySpeakFor(w.PID, s) && e.speaksOf(w, s)
 }
 
-// maySpeakFor says whether a session's word may end this run. A session speaks for its own
-// run and for those of sessions of the same role. A session of the waiter's own role speaks for
-// any run. A session that was seen to hold the lock also speaks for runs whose session is
-// unknown.
+// maySpeakFor says whether a session's word may end this run, as the table of standing says.
 func (e *Evidence) maySpeakFor(pid uint32, s knownStart) bool {
-	return s.pid == pid || e.hasOwnRole(pid) || e.sameRole(s.pid, pid) || s.kind == ofUnknown && e.peers[pid].heldAt > 0
+	switch by := e.standingOf(pid); {
+	case by == asOwn, by == asHolder && s.kind == ofUnknown:
+		return true
+	}
+	return s.pid == pid || e.sameRole(s.pid, pid)
 }
 
 // speaksOf says whether a word speaks of this run. A word with the field all covers an earlier
@@ -139,7 +146,7 @@ func (e *Evidence) speaksOf(w heardEnd, s knownStart) bool {
 // forget removes the starts that have a word's token, were noted before the word, and satisfy also.
 // It says whether there were any. Two kinds of words have a start forgotten, and close
 // nothing: the word dead from the waiter's role, if the starting session was gone before its role
-// could be asked for; and the word clean of a session that is not trusted, for that session's own
+// could be asked for; and the word clean of a stranger, for that stranger's own
 // start.
 func (e *Evidence) forget(w heardEnd, also func(knownStart) bool) bool {
 	known := len(e.starts)
@@ -171,7 +178,7 @@ func (e *Evidence) RolesWanted() (pids []uint32) {
 }
 
 // NoteRole notes the role of a session that has spoken; role 0 says that the session is gone. If a
-// session is gone, or is not trusted, its word clean cancels the start that it announced itself,
+// session is gone, or is a stranger, its word clean cancels the start that it announced itself,
 // and does nothing else: a stranger's start is not worth waiting for.
 func (e *Evidence) NoteRole(pid, role uint32) {
 	e.mu.Lock()
@@ -190,7 +197,7 @@ func (e *Evidence) NoteRole(pid, role uint32) {
 		e.applyWords()
 	}
 	for _, w := range e.ends {
-		ended := w.PID == pid && w.Word == Clean && !e.trusts(pid)
+		ended := w.PID == pid && w.Word == Clean && e.standingOf(pid) == asStranger
 		if ended && e.forget(w, func(s knownStart) bool { return s.pid == pid }) && e.last != nil {
 			e.last.at = boottime.Now()
 		}
@@ -200,10 +207,10 @@ func (e *Evidence) NoteRole(pid, role uint32) {
 	}
 }
 
-// Trusts says whether a session is trusted. A word of it may not count for all that:
+// Trusts says whether a session is more than a stranger. A word of it may not count for all that:
 // counts.
 func (e *Evidence) Trusts(pid uint32) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.trusts(pid)
+	return e.standingOf(pid) > asStranger
 }

@@ -60,8 +60,7 @@ const (
 // is being ended, the state stays running.
 //
 // A stranger's words can only make the waiter wait, and for no longer than the waiter's own
-// settings do. A session is trusted if it was seen to hold the lock, or has the role of the
-// waiter, or of a session that was seen to hold it and whose command may be alive.
+// settings do (standing).
 type Evidence struct {
 	lockDelay time.Duration // the waiter's own
 	lease     time.Duration // the waiter's own
@@ -201,8 +200,8 @@ func (e *Evidence) NoteMark(at LSN) {
 // unlock, the lock is certainly free.
 const freeAfterClean = 150 * time.Millisecond
 
-// NoteRefusal notes that a try was refused, since another session has the lock. If every trusted
-// holder is dead, there must be a holder that is not known: NoteRefusal adds it, and returns true if
+// NoteRefusal notes that a try was refused, since another session has the lock. If no confirmed
+// start is open, there must be a holder that is not known: NoteRefusal adds it, and returns true if
 // it did so.
 func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	e.mu.Lock()

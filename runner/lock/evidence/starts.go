@@ -40,7 +40,7 @@ func (e *Evidence) delayFor(s knownStart) time.Duration {
 	switch {
 	case !e.isConfirmed(s):
 		return 0
-	case s.kind == ofTooMany, e.hasOwnRole(s.pid): // the former is the longest of several such delays
+	case s.kind == ofTooMany, e.standingOf(s.pid) == asOwn: // the former is the longest of several such delays
 		return s.outlives
 	}
 	return min(s.outlives, e.lease)
@@ -82,8 +82,8 @@ func (e *Evidence) noteStart(s knownStart) {
 	e.starts = append(e.starts, s)
 }
 
-// isConfirmed says whether a start is known to be real: its session is trusted, or it is known in
+// isConfirmed says whether a start is known to be real: its session is no stranger, or it is known in
 // another way than by the word of a session.
 func (e *Evidence) isConfirmed(s knownStart) bool {
-	return s.kind != ofSession || e.trusts(s.pid)
+	return s.kind != ofSession || e.standingOf(s.pid) > asStranger
 }
