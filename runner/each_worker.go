@@ -128,8 +128,8 @@ func (w *worker) exchange(next *activeItem) (tried error) {
 // at, and items that it knows to have been run.
 func (w *worker) pick(ctx context.Context, ahead bool) (*activeItem, error) {
 	for {
-		item, ok := w.nextItem(ahead)
-		if !ok || ctx.Err() != nil {
+		item, ok := w.nextItem(ctx, ahead)
+		if !ok {
 			return nil, nil
 		}
 		it := &activeItem{
@@ -168,7 +168,9 @@ func (w *worker) pick(ctx context.Context, ahead bool) (*activeItem, error) {
 
 // nextItem is the item that was pushed back or, without that, the next in the queue. If the queue is
 // empty, nextItem releases the last command's lock, and waits. If it fetches ahead, it doesn't wait.
-func (w *worker) nextItem(ahead bool) (item string, ok bool) {
+// Once ctx has ended there is no next item.
+func (w *worker) nextItem(ctx context.Context, ahead bool) (item string, ok bool) {
+	defer func() { ok = ok && ctx.Err() == nil }()
 	if back := w.pushedBack; back != nil {
 		w.pushedBack = nil
 		return *back, true
