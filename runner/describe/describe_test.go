@@ -159,6 +159,7 @@ func TestName(t *testing.T) {
 		{Name{Key: "a'b\\c\nä", Host: "web1"}, "pglead:a?b?c??@web1"}, // a character is one question mark
 		{Name{Key: strings.Repeat("k", 99), Host: "web1"}, "pglead:" + strings.Repeat("k", 51) + "@web1"},
 		{Name{Key: "key", Host: strings.Repeat("h", 99)}, "pglead:key@" + strings.Repeat("h", 30)},
+		{Name{Key: "#5- a", Host: "web1"}, "pglead:?5- a@web1"}, // otherwise it would be read as a token
 	} {
 		got := tt.name.String()
 		read, ok := ParseName(got)

@@ -30,11 +30,15 @@ const (
 )
 
 // String is the name without its token, as far as it fits. The server shows other bytes as
-// question marks, and a quote would end the literal with the name.
+// question marks, a quote would end the literal with the name, and a key that begins as a token
+// does would be read as one.
 func (n Name) String() string {
 	host := "@" + n.Host
 	host = host[:min(len(host), mostName/2)]
 	name := namePrefix + n.Key
+	if after, marked := strings.CutPrefix(n.Key, tokenMark); marked {
+		name = namePrefix + "?" + after
+	}
 	name = name[:min(len(name), mostName-len(host))]
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || r == '\'' || r == '\\' {

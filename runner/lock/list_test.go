@@ -227,3 +227,18 @@ func TestKeptForAnotherKey(t *testing.T) {
 		t.Errorf("heard of %v, want %v", heard, want)
 	}
 }
+
+// TestKeyLikeToken: the name of a list's session doesn't show that a command is dead, not even if the
+// list's key looks like a token.
+func TestKeyLikeToken(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	cfg.Session.ApplicationName = describe.Name{Key: "#5- {}", Host: "here"}.String()
+	l := openList(t, cfg)
+	h := settleItem(t, takeItem(t, l, cfg, 7, false))
+	next := contend(t, config(t, server.DSN("postgres"), exclusive(7)))
+	inLine(t, server, id(7), 1)
+	tear(t, server, h)
+	holdsAndWaits(t, next)
+}

@@ -44,7 +44,8 @@ type Config struct {
 	// answer, or for answerTimeout if that is longer.
 	ConnectTimeout time.Duration
 
-	// ApplicationName is what pg_stat_activity shows to all roles.
+	// ApplicationName is what pg_stat_activity shows to all roles. A Session puts it into literals of
+	// SQL, so there it has no quote and no backslash (describe.Name).
 	ApplicationName string
 
 	// Comment is put before the session's statements, which pg_stat_activity shows to
