@@ -15,23 +15,23 @@ import (
 
 // bid is a claim on a session, as far as it has been granted.
 type bid struct {
-	s       *session.Session
-	cfg     Config
-	grants  []grant                    // so far, in the order of the claim
-	drawn   drawn                      // the token
-	delayed bool                       // a delay has begun since the first grant
-	place   place                      // in line, if it is a waiter's; the session's reader writes to its mark
-	hearing *hearing                   // what it knows of others
-	guard   *guardStart                // for the command
-	show    func(describe.Description) // puts it into the session's comment
+	s        *session.Session
+	cfg      Config
+	grants   []grant                    // so far, in the order of the claim
+	drawn    drawn                      // the token
+	delayed  bool                       // a delay has begun since the first grant
+	place    place                      // in line, if it is a waiter's; the session's reader writes to its mark
+	listener *listener                  // what it knows of others
+	guard    *guardStart                // for the command
+	show     func(describe.Description) // puts it into the session's comment
 }
 
 // newBid returns a bid on a session, which it does not close, with what that session knows of
 // others.
-func newBid(h *hearing, cfg Config, start StartGuard) *bid {
+func newBid(l *listener, cfg Config, start StartGuard) *bid {
 	return &bid{
-		s: h.s, cfg: cfg, hearing: h, guard: newGuardStart(h.s, start),
-		show: func(d describe.Description) { h.s.SetComment(d.Comment()) },
+		s: l.s, cfg: cfg, listener: l, guard: newGuardStart(l.s, start),
+		show: func(d describe.Description) { l.s.SetComment(d.Comment()) },
 	}
 }
 
@@ -102,7 +102,7 @@ func (b *bid) readTry(value string) (won []advisory.Lock, err error) {
 // trySQL is an SQL expression that takes what is missing, as try describes it. readTry reads its
 // value.
 func (b *bid) trySQL() string {
-	if b.cfg.sharesSession() && !b.hearing.listens {
+	if b.cfg.sharesSession() && !b.listener.on {
 		return b.cfg.firstTrySQL()
 	}
 	return b.cfg.tryMissingSQL(b.missing(), b.place.everJoined())
@@ -135,8 +135,8 @@ func (cfg *Config) firstTrySQL() string {
 	return cfg.tryMissingSQL(cfg.Claim.locks(), false)
 }
 
-// noteTry notes which locks a try has won. Every grant comes through here, from try, tryInBurst,
-// tryInTransaction and exchange.ask. The try itself is sent with the login (firstTrySQL), or by
+// noteTry notes which locks a try has won, and that others have what it did not get. Every grant comes
+// through here, from try, tryInBurst, tryInTransaction and noteExchange. The try itself is sent with the login (firstTrySQL), or by
 // askTry, burstQuery, Session.Begin or exchange.freeAndTryQuery. Then complete says whether it is
 // the whole claim, areListed whether pg_locks agrees, and settle when a command may start. The
 // verdict on each lock says how long the last holder's command may be alive.
@@ -148,25 +148,18 @@ func (b *bid) noteTry(won []advisory.Lock) (some bool) {
 		}
 		b.grants = append(b.grants, g)
 	}
-	if !b.complete() {
-		b.noteRefusal()
+	if refused := b.missing(); !b.complete() {
+		if b.cfg.keepsPart() {
+			refused = refused[:1] // the try stopped there
+		}
+		b.listener.noteRefused(refused)
 	}
 	return len(won) > 0
 }
 
-// noteRefusal notes that another session has what the last try did not get: the first missing lock,
-// since the try stopped there. In a transaction, or with a gate, it tried all that are missing.
-func (b *bid) noteRefusal() {
-	refused := b.missing()
-	if b.cfg.keepsPart() {
-		refused = refused[:1]
-	}
-	b.hearing.noteRefused(refused)
-}
-
 // giveBack frees locks under which no command was started.
 func (b *bid) giveBack(ctx context.Context) error {
-	b.hearing.contestUnmarked(b.granted())
+	b.listener.noteGivenBack(b.granted())
 	return b.unlock(ctx)
 }
 

@@ -17,14 +17,14 @@ type Bid = bid
 
 // NewBid is newBid, without a guard.
 func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
-	return newBid(newHearing(s, &cfg, contested), cfg, nil)
+	return newBid(newListener(s, &cfg, contested), cfg, nil)
 }
 
 func (b *Bid) Try(ctx context.Context) (granted bool, err error) { return b.try(ctx) }
 func (b *Bid) Settle(ctx context.Context) (*Held, error)         { return b.settle(ctx) }
 func (b *Bid) GiveBack(ctx context.Context) error                { return b.giveBack(ctx) }
 func (b *Bid) Listen(ctx context.Context) error                  { return b.listen(ctx) }
-func (b *Bid) Unlisten(ctx context.Context) error                { return b.hearing.unlisten(ctx) }
+func (b *Bid) Unlisten(ctx context.Context) error                { return b.listener.unlisten(ctx) }
 func (b *Bid) EndArrival(ctx context.Context) error              { return b.endArrival(ctx) }
 
 // OpenSession opens a session as a candidate does.

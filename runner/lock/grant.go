@@ -34,7 +34,7 @@ func (b *bid) granted() (locks []advisory.Lock) {
 // lock-delay ago, or the bid has heard something of the lock. A bid that has waited, in this
 // session or in one that was lost, goes by what it has heard, which may be nothing.
 func (b *bid) verdictOn(id lockkey.ID) evidence.Verdict {
-	return b.hearing.evidence[id].Verdict(b.firstTryDelay(b.cfg.LockDelay))
+	return b.listener.evidence[id].Verdict(b.firstTryDelay(b.cfg.LockDelay))
 }
 
 // firstTryDelay is how long a bid that got the lock at its first try has to wait before the start.

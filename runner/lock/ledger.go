@@ -50,7 +50,7 @@ func (b *bid) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
 		return nil, false
 	}
 	for _, l := range locks {
-		more, unknown := b.hearing.evidence[l.ID].OpenStarts()
+		more, unknown := b.listener.evidence[l.ID].OpenStarts()
 		tokens, blind = append(tokens, more...), blind || unknown
 	}
 	return tokens, blind

@@ -20,11 +20,11 @@ const askPauseEvery = 3 * time.Second
 // otherwise it is like a new waiter, with a first try.
 func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) error {
 	w.cfg.Log.Log(ctx, LevelNotice, why.Error()+"; waiting", "event", "paused")
-	if !w.hearing.untouched() { // others may have had any of them
-		w.hearing.contest(w.cfg.Claim.locks())
+	if !w.listener.evidence.Untouched() { // others may have had any of them
+		w.listener.evidence.Contest(w.cfg.Claim.IDs...)
 	}
 	w.s.StartHeartbeat()
-	if err := w.hearing.unlisten(ctx); err != nil {
+	if err := w.listener.unlisten(ctx); err != nil {
 		return err
 	}
 	left := askPauseEvery

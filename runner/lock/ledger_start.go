@@ -187,7 +187,7 @@ func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host
 	b := l.bid
 	alive := map[int]int64{} // the earliest token of each lock
 	left := func(run ledger.OpenRun) time.Duration {
-		e := b.hearing.evidence[b.grants[run.Lock].ID]
+		e := b.listener.evidence[b.grants[run.Lock].ID]
 		if b.cfg.LockDelay == 0 || e.KnowsDead(run.Token) {
 			return 0
 		}

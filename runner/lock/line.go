@@ -99,10 +99,10 @@ func (w *waiter) lookAgain(ctx context.Context) error {
 // actOnLook draws the conclusions from a look.
 func (w *waiter) actOnLook(ctx context.Context, found *evidence.Look) (err error) {
 	switch {
-	case found.Rank <= crowd.MostListeners && !w.hearing.listens:
+	case found.Rank <= crowd.MostListeners && !w.listener.on:
 		w.beatPlainly()
 		found, err = w.listenAndLook(ctx) // which gives it a mark
-	case found.Rank > crowd.MostListeners && w.hearing.listens:
+	case found.Rank > crowd.MostListeners && w.listener.on:
 		err = w.goDormant(ctx)
 	}
 	if err != nil {
@@ -272,12 +272,12 @@ func (b *bid) leaveLine(ctx context.Context, also ...string) error {
 
 // leaveQuery is the query that leaves the line, and frees all marks, if the bid has any of that.
 func (b *bid) leaveQuery() []string {
-	return selectQuery(slices.Concat(b.leaveSQL(), b.hearing.freeMarksSQL()))
+	return selectQuery(slices.Concat(b.leaveSQL(), b.listener.freeMarksSQL()))
 }
 
 // noteLeft notes that leaveQuery was sent. If the server rejects another query of that message,
 // this one is carried out all the same.
 func (b *bid) noteLeft() {
 	clear(b.place.has[:])
-	b.hearing.marked = nil
+	b.listener.marked = nil
 }

@@ -38,7 +38,7 @@ func (w *waiter) goDormant(ctx context.Context) error {
 		}
 		w.place.has[markLock] = false
 	}
-	return w.hearing.unlisten(ctx)
+	return w.listener.unlisten(ctx)
 }
 
 // hearCall reads the answer to a dormant waiter's heartbeat.
@@ -47,7 +47,7 @@ func (w *waiter) hearCall(answers []session.Rows) {
 		return
 	}
 	w.called.Store(true)
-	nudge(w.hearing.news)
+	nudge(w.listener.news)
 }
 
 // callIfFew calls while few listen and others are dormant. With several locks nobody

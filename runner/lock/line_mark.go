@@ -32,12 +32,12 @@ import (
 // one in each column; note reads its answer. No listener keeps another from a mark, but a stranger
 // can.
 func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
-	common := b.hearing.lacksMarks(b.place.everJoined())
+	common := b.listener.lacksMarks(b.place.everJoined())
 	var marks []string
 	for _, id := range common {
 		marks = append(marks, takenSQL(advisory.CommonMarkOf(id).TrySQL()))
 	}
-	if b.place.everJoined() && b.hearing.listens && !b.place.has[markLock] {
+	if b.place.everJoined() && b.listener.on && !b.place.has[markLock] {
 		marks = append(marks, b.ticketMarkSQL())
 	}
 	return selectQuery(marks), func(answer session.Rows) {
@@ -46,7 +46,7 @@ func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
 			switch {
 			case err != nil || row[i] == "":
 			case i < len(common):
-				b.hearing.tookMark(common[i], evidence.ParseLSN(row[i]))
+				b.listener.tookMark(common[i], evidence.ParseLSN(row[i]))
 			default:
 				b.tookTicketMark(evidence.ParseLSN(row[i]))
 			}
@@ -56,12 +56,12 @@ func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
 
 // lacksMarks are the locks whose common marks the session lacks: it listens to announcements about
 // them and, if it is in line at all, has no ticket for some of the claim's locks.
-func (h *hearing) lacksMarks(inLine bool) (ids []lockkey.ID) {
-	if !h.listens || inLine && h.claim.hasOneLine() {
+func (l *listener) lacksMarks(inLine bool) (ids []lockkey.ID) {
+	if !l.on || inLine && l.claim.hasOneLine() {
 		return nil
 	}
-	for _, id := range h.claim.IDs {
-		if !slices.Contains(h.marked, id) {
+	for _, id := range l.claim.IDs {
+		if !slices.Contains(l.marked, id) {
 			ids = append(ids, id)
 		}
 	}
@@ -69,9 +69,9 @@ func (h *hearing) lacksMarks(inLine bool) (ids []lockkey.ID) {
 }
 
 // tookMark notes that the session got the common mark of a lock.
-func (h *hearing) tookMark(id lockkey.ID, at evidence.LSN) {
-	h.marked = append(h.marked, id)
-	h.evidence[id].NoteMark(at)
+func (l *listener) tookMark(id lockkey.ID, at evidence.LSN) {
+	l.marked = append(l.marked, id)
+	l.evidence[id].NoteMark(at)
 }
 
 // takenSQL is an SQL expression that tries for a mark. Its value is the write-ahead log's position
@@ -94,7 +94,7 @@ WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d)`,
 // its line leads.
 func (b *bid) tookTicketMark(at evidence.LSN) {
 	b.place.has[markLock] = true
-	for id, e := range b.hearing.evidence {
+	for id, e := range b.listener.evidence {
 		if b.cfg.Claim.lineFor(id) == b.place.line {
 			e.NoteMark(at)
 		}
@@ -102,8 +102,8 @@ func (b *bid) tookTicketMark(at evidence.LSN) {
 }
 
 // freeMarksSQL are SQL expressions that free the common marks.
-func (h *hearing) freeMarksSQL() (columns []string) {
-	for _, id := range h.marked {
+func (l *listener) freeMarksSQL() (columns []string) {
+	for _, id := range l.marked {
 		columns = append(columns, advisory.CommonMarkOf(id).UnlockSQL())
 	}
 	return columns

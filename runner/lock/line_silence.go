@@ -75,7 +75,7 @@ const namedAfter = 20 * time.Millisecond
 func (w *waiter) enoughSilence(s evidence.Seat, found *evidence.Look) time.Duration {
 	delay := max(s.Outlives, w.cfg.LockDelay)
 	for _, id := range w.heldBy(s.PID, found) {
-		delay = max(delay, w.hearing.evidence[id].Verdict(0).Delay)
+		delay = max(delay, w.listener.evidence[id].Verdict(0).Delay)
 	}
 	lease := w.cfg.Session.Lease
 	forKill := min(leasetime.ForKill(lease), time.Second)
@@ -123,7 +123,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	}
 	w.cfg.Log.Info(message, "event", "silent", "backend", s.PID)
 	for _, id := range w.heldBy(s.PID, found) {
-		w.hearing.evidence[id].NoteSilence(s)
+		w.listener.evidence[id].NoteSilence(s)
 	}
 	if w.usesLedger() {
 		w.recordSilence(ctx, s, found)

@@ -32,7 +32,7 @@ func TestEnoughSilence(t *testing.T) {
 		w := &waiter{bid: NewBid(nil, cfg, false)}
 		w.watched.rank = 1
 		e := evidence.New(tt.lockDelay, cfg.Session.Lease, 0, false)
-		w.hearing.evidence[id] = e
+		w.listener.evidence[id] = e
 		e.NoteMark(1)
 		seat := evidence.Seat{ID: id, PID: holder, Role: tt.role, Outlives: tt.outlives}
 		found := &evidence.Look{Holders: []evidence.Seat{seat}, Line: []evidence.Seat{{ID: id, PID: earlier, Role: role}, {ID: id, PID: ours, Role: role}}, Role: role}

@@ -95,7 +95,7 @@ func (w *waiter) hearOfHolder(count int, of evidence.Seat, ask askPace, answer s
 		w.s.BeatAt(received.Add(next))
 		return
 	}
-	nudge(w.hearing.news)
+	nudge(w.listener.news)
 }
 
 // askPace decides when the heartbeat that watches a holder asks again.

@@ -35,8 +35,8 @@ type List struct {
 
 	mu           sync.Mutex
 	underWay     map[lockkey.ID]*Attempt
-	kept         map[lockkey.ID]*hearing // of the items to which the list comes back
-	nextExchange *exchange               // which workers may still join, or nil
+	kept         map[lockkey.ID]*listener // of the items to which the list comes back
+	nextExchange *exchange                // which workers may still join, or nil
 }
 
 // mostKept limits the items to whose locks a list listens: each takes two of the server's locks,
@@ -49,7 +49,7 @@ const mostKept = 64
 func OpenList(ctx context.Context, cfg Config, number lockkey.ID, heard func(item lockkey.ID, ok bool)) (*List, error) {
 	cfg.ofList = true
 	c := NewCandidate(cfg)
-	l := &List{cfg: cfg, number: number, underWay: map[lockkey.ID]*Attempt{}, kept: map[lockkey.ID]*hearing{}}
+	l := &List{cfg: cfg, number: number, underWay: map[lockkey.ID]*Attempt{}, kept: map[lockkey.ID]*listener{}}
 	err := c.persist(ctx, func() (err error) {
 		if l.Session, err = c.openSession(ctx, ""); err != nil {
 			return err

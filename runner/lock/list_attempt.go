@@ -33,12 +33,12 @@ func (l *List) Attempt(cfg Config, contested bool) *Attempt {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	cfg.ofList = true
-	h := l.kept[id]
-	if h == nil {
-		h = newHearing(l.Session, &cfg, contested)
+	heard := l.kept[id]
+	if heard == nil {
+		heard = newListener(l.Session, &cfg, contested)
 	}
-	h.claim = cfg.Claim // it may have been kept for another key whose lock has this number
-	a.bid = newBid(h, cfg, nil)
+	heard.claim = cfg.Claim // it may have been kept for another key whose lock has this number
+	a.bid = newBid(heard, cfg, nil)
 	a.bid.show = func(d describe.Description) { a.show(d.Delay) } // the session has many bids
 	l.underWay[id] = a
 	return a
@@ -120,7 +120,7 @@ func (l *List) keep(a *Attempt) bool {
 	if l.kept[a.id()] == nil && len(l.kept) >= mostKept {
 		return false
 	}
-	l.kept[a.id()] = a.bid.hearing
+	l.kept[a.id()] = a.bid.listener
 	return true
 }
 
@@ -135,7 +135,7 @@ func (a *Attempt) GiveBack() error {
 // PutOff gives back a lock that was granted too early. If the list listens to what happens to it, it
 // goes on, so that the next attempt knows what this one knew.
 func (a *Attempt) PutOff() error {
-	a.kept = a.bid.hearing.listens
+	a.kept = a.bid.listener.on
 	return a.GiveBack()
 }
 
@@ -157,8 +157,8 @@ func (a *Attempt) Close() {
 	if a.checkTimer != nil {
 		a.checkTimer.Stop()
 	}
-	if a.leave(); !a.kept && a.bid.hearing.listens {
-		_ = a.bid.hearing.unlisten(context.Background()) // at worst the session still hears what it ignores
+	if a.leave(); !a.kept && a.bid.listener.on {
+		_ = a.bid.listener.unlisten(context.Background()) // at worst the session still hears what it ignores
 	}
 }
 

@@ -64,7 +64,7 @@ func (h *Held) endFits() bool {
 // tryFits says whether the bid's first try can be part of an exchange: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
 func (b *bid) tryFits() bool {
-	return b.triesInExchange() && !b.hearing.listens && len(b.grants) == 0 &&
+	return b.triesInExchange() && !b.listener.on && len(b.grants) == 0 &&
 		b.verdictOn(b.cfg.Claim.IDs[0]).Delay == 0
 }
 
@@ -169,7 +169,7 @@ func (x *exchange) free(ctx context.Context, err error) error {
 	}
 	for _, b := range x.next {
 		b.noteFreed()
-		b.hearing.contest(b.cfg.Claim.locks())
+		b.listener.evidence.Contest(b.cfg.Claim.IDs...)
 	}
 	return nil
 }

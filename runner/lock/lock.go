@@ -42,7 +42,7 @@
 // one needs:
 //
 //	grant.go                for how long a lock has to be held without a command
-//	hearing.go, look.go     what a session hears and sees of others that have the locks
+//	listener.go, look.go    what others announce about the locks is heard, and who has them is seen
 //	announce.go             what becomes of a lock is announced to those who listen, by NOTIFY
 //	token*.go               the token is drawn, by a second session where that of the lock can't
 //	transaction.go          the locks of a transaction, for a pooler

@@ -14,7 +14,7 @@ import (
 
 // listen starts to collect the announcements about the locks.
 func (b *bid) listen(ctx context.Context) error {
-	if b.hearing.listens && !b.hearing.unknownHolder {
+	if b.listener.on && !b.listener.unknownHolder {
 		return nil
 	}
 	_, err := b.listenAndLook(ctx)
@@ -25,24 +25,25 @@ func (b *bid) listen(ctx context.Context) error {
 // already, and then looks for their holders. In the other order a holder could begin unseen and
 // unheard. Other queries are sent in between.
 func (b *bid) listenAndLook(ctx context.Context, between ...string) (*evidence.Look, error) {
-	return b.look(ctx, append(b.hearing.listenQuery(), between...)...)
+	return b.look(ctx, append(b.listener.listenQuery(), between...)...)
 }
 
 // look asks the server, after other queries if there are any, and passes the answer to the
 // evidence.
 func (b *bid) look(ctx context.Context, before ...string) (*evidence.Look, error) {
-	b.hearing.lookSent()
+	b.listener.unknownHolder = false
+	b.listener.evidence.LookSent()
 	found, ok := &evidence.Look{Sent: boottime.Now()}, false
 	marks, noteMarks := b.marksQuery()
 	query := evidence.LookQuery(b.cfg.Claim.Sought().Locks, b.nextLine(), crowd.MostListeners)
 	queries := slices.Concat(before, marks, []string{query}, b.arrivedQuery())
 	_, err := b.s.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
 		found.Received = boottime.Now()
-		if ok = found.Parse(answers[len(before)+len(marks)], b.s.BackendPID()); !ok || !b.hearing.listens {
+		if ok = found.Parse(answers[len(before)+len(marks)], b.s.BackendPID()); !ok || !b.listener.on {
 			return // what the look shows is no evidence to a bid that would not hear of its end
 		}
 		noteMarks(answers[len(before)])
-		b.hearing.saw(found)
+		b.listener.evidence.Saw(found)
 	}})
 	if err != nil {
 		return nil, b.cfg.Claim.rejected(err)

@@ -85,7 +85,7 @@ func (b *bid) waitOut(ctx context.Context) error {
 		return nil
 	}
 	// The grant may have come with a word of a session whose role was not looked up yet.
-	if err := b.hearing.askRoles(ctx); err != nil {
+	if err := b.listener.askRoles(ctx); err != nil {
 		return err
 	}
 	if b.firstTryDelay(b.reviewGrants()) > 0 {
@@ -133,8 +133,8 @@ func (b *bid) hold(ctx context.Context, delay time.Duration, why string, over fu
 			if done, err := ask(); err != nil || done {
 				return err
 			}
-		case <-b.hearing.news:
-			if err := b.hearing.askRoles(ctx); err != nil {
+		case <-b.listener.news:
+			if err := b.listener.askRoles(ctx); err != nil {
 				return err
 			}
 			if over() {

@@ -37,10 +37,10 @@ const mostHeard = 256
 // candidate's last session, if it had one.
 func (c *Candidate) newWaiter(s *session.Session, start StartGuard) *waiter {
 	w := &waiter{
-		bid: newBid(newHearing(s, &c.cfg, c.returning), c.cfg, start), candidate: c,
+		bid: newBid(newListener(s, &c.cfg, c.returning), c.cfg, start), candidate: c,
 		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
-	w.hearing.heard = make(chan evidence.Announcement, mostHeard)
+	w.listener.heard = make(chan evidence.Announcement, mostHeard)
 	w.place.ticket = c.former.ticket
 	return w
 }
@@ -74,7 +74,7 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 // A waiter that comes back, after a loss or a pause, must not pass those in line: it makes no try
 // before its turn comes, or the time is up. Where nothing is announced there is no line.
 func (w *waiter) take(ctx context.Context) error {
-	mayTry := w.hearing.untouched() || !w.cfg.announces()
+	mayTry := w.listener.evidence.Untouched() || !w.cfg.announces()
 	if mayTry {
 		if _, err := w.try(ctx); err != nil || w.complete() {
 			return err
@@ -132,7 +132,7 @@ func (w *waiter) standInLine(ctx context.Context) error {
 		if rest <= 0 {
 			return nil
 		}
-		if err := w.sleep(ctx, min(rest, time.Until(w.turn.Next())), w.hearing.news); err != nil {
+		if err := w.sleep(ctx, min(rest, time.Until(w.turn.Next())), w.listener.news); err != nil {
 			return err
 		}
 		if w.called.Swap(false) {
@@ -141,7 +141,7 @@ func (w *waiter) standInLine(ctx context.Context) error {
 		w.actOnHeard()
 		w.actOnWatch()
 		now := time.Now()
-		if err := w.hearing.askRoles(ctx); err != nil {
+		if err := w.listener.askRoles(ctx); err != nil {
 			return err
 		}
 		if w.turn.TriesBy(now) {
@@ -163,11 +163,11 @@ func (w *waiter) standInLine(ctx context.Context) error {
 
 // actOnHeard acts on the announcements that have come for the locks to which this line leads.
 func (w *waiter) actOnHeard() {
-	for range len(w.hearing.heard) {
-		switch a := <-w.hearing.heard; {
+	for range len(w.listener.heard) {
+		switch a := <-w.listener.heard; {
 		case w.cfg.Claim.lineFor(a.Lock) != w.place.line:
 		case a.Word == evidence.Started:
-			w.turn.HeardStart(time.Now(), a.PID, w.hearing.trusts(a.PID), w.watches())
+			w.turn.HeardStart(time.Now(), a.PID, w.listener.evidence.Trusts(a.PID), w.watches())
 		case a.Word == evidence.Clean, a.Word == evidence.Dead, a.Word == evidence.Left:
 			w.turn.HeardEnd(time.Now(), a.To)
 		}
@@ -196,7 +196,7 @@ func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
 	}
 	w.tryLater()
 	granted, err = try(ctx)
-	if err == nil && !granted && (burst || w.hearing.unknownHolder) {
+	if err == nil && !granted && (burst || w.listener.unknownHolder) {
 		w.turn.LookAt(time.Now())
 	}
 	return granted, err
@@ -229,7 +229,7 @@ func (w *waiter) tryInBurst(ctx context.Context) (granted bool, err error) {
 		draws = false
 	}
 	if len(answers[0]) == 0 {
-		err := w.hearing.askRoles(ctx) // another session may have had the lock meanwhile, and announced it
+		err := w.listener.askRoles(ctx) // another session may have had the lock meanwhile, and announced it
 		return w.noteTry(nil), err
 	}
 	row, err := answers[0].Only(1)

@@ -7,8 +7,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// heardEnd is the announcement of a run's end, as it was heard.
-type heardEnd struct {
+// heardWord is the announcement of a run's end, as it was heard or, in a session's name, seen.
+type heardWord struct {
 	Announcement
 	noted   int              // seq when it was heard
 	at      boottime.Instant // when it was heard
@@ -17,7 +17,7 @@ type heardEnd struct {
 }
 
 // standing is what a session is to the waiter. What a word does depends on the standing of the
-// session that says it. Of clean and dead the table says whose runs they can end:
+// session that says it. Of clean and dead the table says whose runs they can end (maySpeakFor):
 //
 //	            started        clean                     dead
 //	asOwn       counts         any                       any
@@ -29,7 +29,7 @@ type heardEnd struct {
 //	            lock-delay
 //
 // A word speaks only of the run of its token and, with the field all, of those before it
-// (speaksOf). dead counts only if it names the token of a confirmed start.
+// (speaksOf). dead counts only if it names the token of a confirmed start (counts).
 type standing int
 
 const (
@@ -55,14 +55,14 @@ func (e *Evidence) standingOf(pid uint32) standing {
 // applyWords applies each word that counts, and has not been applied yet. The word closes the starts
 // of the runs of which it speaks.
 func (e *Evidence) applyWords() {
-	for i, w := range e.ends {
+	for i, w := range e.words {
 		if w.Word == Dead && e.standingOf(w.PID) == asOwn {
 			e.forget(w, func(s knownStart) bool { return !e.isConfirmed(s) })
 		}
 		if w.applied || !e.counts(w) {
 			continue
 		}
-		e.ends[i].applied = true
+		e.words[i].applied = true
 		isNews := e.fromHolder(w) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
 			return e.closes(w, s) && e.isConfirmed(s) && s.noted > e.mark.noted
 		})
@@ -89,7 +89,7 @@ func (e *Evidence) applyWords() {
 // counts says whether a word may close anything. If the speaker's number now belongs to a
 // session of another role, the server has reused the number, and the word does not count. The word
 // dead has to name the token of a confirmed start.
-func (e *Evidence) counts(w heardEnd) bool {
+func (e *Evidence) counts(w heardWord) bool {
 	if w.role != 0 && w.role != e.peers[w.PID].role {
 		return false
 	}
@@ -112,12 +112,13 @@ func (e *Evidence) sameRole(a, b uint32) bool {
 // itself shows that it was said after the mark was taken: then the session had the lock after the
 // mark, and every later start has been announced to this waiter. Such a holder may have started
 // before the mark and ended before the look.
-func (e *Evidence) fromHolder(w heardEnd) bool {
+func (e *Evidence) fromHolder(w heardWord) bool {
 	return w.Word == Clean && (e.peers[w.PID].heldAt > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
 }
 
-// closes says whether a word that counts closes this start.
-func (e *Evidence) closes(w heardEnd, s knownStart) bool {
+// closes says whether a word that counts closes this start: the session may speak for that run, and
+// the word speaks of it.
+func (e *Evidence) closes(w heardWord, s knownStart) bool {
 	return s.kind != ofTooMany && e.maySpeakFor(w.PID, s) && e.speaksOf(w, s)
 }
 
@@ -132,8 +133,8 @@ func (e *Evidence) maySpeakFor(pid uint32, s knownStart) bool {
 
 // speaksOf says whether a word speaks of this run. A word with the field all covers an earlier
 // run only if its holder has waited long enough for that one, by the holder's own settings.
-func (e *Evidence) speaksOf(w heardEnd, s knownStart) bool {
-	all := w.CoversEarlier && s.outlives <= deadAfter(w.Announcement)
+func (e *Evidence) speaksOf(w heardWord, s knownStart) bool {
+	all := w.CoversEarlier && s.outlives <= w.outlives()
 	switch {
 	case s.token == 0:
 		return e.fromHolder(w) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)
@@ -148,7 +149,7 @@ func (e *Evidence) speaksOf(w heardEnd, s knownStart) bool {
 // nothing: the word dead from the waiter's role, if the starting session was gone before its role
 // could be asked for; and the word clean of a stranger, for that stranger's own
 // start.
-func (e *Evidence) forget(w heardEnd, also func(knownStart) bool) bool {
+func (e *Evidence) forget(w heardWord, also func(knownStart) bool) bool {
 	known := len(e.starts)
 	e.starts = slices.DeleteFunc(e.starts, func(s knownStart) bool { return s.token == w.Token && s.noted < w.noted && also(s) })
 	return len(e.starts) < known
@@ -166,7 +167,7 @@ func (e *Evidence) RolesWanted() (pids []uint32) {
 			pids = append(pids, pid)
 		}
 	}
-	for _, w := range e.ends {
+	for _, w := range e.words {
 		want(w.PID)
 	}
 	for _, s := range e.starts {
@@ -189,21 +190,21 @@ func (e *Evidence) NoteRole(pid, role uint32) {
 	}
 	if !gone {
 		e.peers[pid] = peer{role: role, heldAt: e.peers[pid].heldAt}
-		for i, w := range e.ends {
+		for i, w := range e.words {
 			if w.PID == pid {
-				e.ends[i].role = cmp.Or(w.role, role)
+				e.words[i].role = cmp.Or(w.role, role)
 			}
 		}
 		e.applyWords()
 	}
-	for _, w := range e.ends {
+	for _, w := range e.words {
 		ended := w.PID == pid && w.Word == Clean && e.standingOf(pid) == asStranger
 		if ended && e.forget(w, func(s knownStart) bool { return s.pid == pid }) && e.last != nil {
 			e.last.at = boottime.Now()
 		}
 	}
 	if gone {
-		e.ends = slices.DeleteFunc(e.ends, func(w heardEnd) bool { return w.PID == pid })
+		e.words = slices.DeleteFunc(e.words, func(w heardWord) bool { return w.PID == pid })
 	}
 }
 

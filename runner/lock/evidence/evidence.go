@@ -78,7 +78,7 @@ type findings struct {
 	seq      int             // the number of what was noted last, which shows the order
 	asOf     int             // seq when the latest look was sent
 	starts   []knownStart    // those that are open
-	ends     []heardEnd      // the latest ones
+	words    []heardWord     // the latest that said how a run ended
 	peers    map[uint32]peer // sessions that hold the lock, wait for it or have spoken
 	ownRole  uint32          // the role of this session; 0 until it is known
 	last     *lastEnd        // nil: none is known
@@ -160,21 +160,21 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	}
 	switch a.Word {
 	case Started:
-		e.noteStart(knownStart{pid: pid, token: a.Token, outlives: deadAfter(a)})
+		e.noteStart(knownStart{pid: pid, token: a.Token, outlives: a.outlives()})
 	case Clean, Dead:
-		e.noteEnd(a)
+		e.noteWord(a)
 		e.applyWords()
 	case Left:
 	}
 	return a, true
 }
 
-// noteEnd adds the word of a run's end, which applyWords will apply.
-func (e *Evidence) noteEnd(a Announcement) {
-	if len(e.ends) == mostWords {
-		e.ends = slices.Delete(e.ends, 0, 1)
+// noteWord adds the word of a run's end, which applyWords will apply.
+func (e *Evidence) noteWord(a Announcement) {
+	if len(e.words) == mostWords {
+		e.words = slices.Delete(e.words, 0, 1)
 	}
-	e.ends = append(e.ends, heardEnd{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.peers[a.PID].role})
+	e.words = append(e.words, heardWord{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.peers[a.PID].role})
 }
 
 // NoteMark notes that the waiter's mark was taken, and the position of the write-ahead log then.
@@ -190,8 +190,8 @@ func (e *Evidence) NoteMark(at LSN) {
 		return
 	}
 	e.mark, e.last = mark{taken: true, at: at, noted: e.seq}, nil
-	for i, w := range e.ends { // a word that was said after the mark may have arrived before the answer
-		e.ends[i].applied = w.applied && w.LSN <= at
+	for i, w := range e.words { // a word that was said after the mark may have arrived before the answer
+		e.words[i].applied = w.applied && w.LSN <= at
 	}
 	e.applyWords()
 }
@@ -261,20 +261,20 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID) {
 // holder, and not of an unknown one.
 func (e *Evidence) sawHolder(s Seat, sent boottime.Instant) {
 	e.peers[s.PID] = peer{role: cmp.Or(s.Role, e.peers[s.PID].role), heldAt: e.seq} // a session that is ending has no role any more
-	isOver := func(w heardEnd) bool {
+	isOver := func(w heardWord) bool {
 		return w.PID == s.PID && s.Token <= w.Token && (w.noted > e.asOf || sent.Sub(w.at) < freeAfterClean)
 	}
-	unlocksLate := func(w heardEnd) bool {
+	unlocksLate := func(w heardWord) bool {
 		return w.Word == Clean && w.PID == s.PID && w.applied && s.Token != 0 && s.Token == w.Token
 	}
-	late := slices.IndexFunc(e.ends, unlocksLate)
+	late := slices.IndexFunc(e.words, unlocksLate)
 	switch {
 	case late >= 0:
-		said := e.ends[late].noted
+		said := e.words[late].noted
 		e.starts = slices.DeleteFunc(e.starts, func(known knownStart) bool { return known.kind == ofUnknown && known.noted > said })
-	case e.shared && s.Shared, slices.ContainsFunc(e.ends, isOver):
+	case e.shared && s.Shared, slices.ContainsFunc(e.words, isOver):
 	case s.Ended && s.Token != 0:
-		e.noteEnd(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
+		e.noteWord(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
 	default:
 		seen := knownStart{pid: s.PID, token: s.Token, outlives: s.Outlives}
 		if s.PID == 0 { // it holds the lock by a prepared transaction

@@ -108,8 +108,8 @@ func FuzzEvidence(f *testing.F) {
 			if a, b := with.Verdict(testDelay), without.Verdict(testDelay); a.Delay < b.Delay {
 				t.Fatalf("step %d: what strangers say shortens %v to %v", n, b.Delay, a.Delay)
 			}
-			if len(with.starts) > mostStarts || len(with.ends) > mostWords || len(with.peers) > fuzzSessions {
-				t.Fatalf("step %d: %d starts, %d words, %d sessions", n, len(with.starts), len(with.ends), len(with.peers))
+			if len(with.starts) > mostStarts || len(with.words) > mostWords || len(with.peers) > fuzzSessions {
+				t.Fatalf("step %d: %d starts, %d words, %d sessions", n, len(with.starts), len(with.words), len(with.peers))
 			}
 			if v := with.Verdict(testDelay); !with.mark.taken && v.Delay < testDelay {
 				t.Fatalf("step %d: it isn't marked, and the delay is %v", n, v.Delay)

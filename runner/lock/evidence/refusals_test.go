@@ -118,7 +118,7 @@ func TestIsBounded(t *testing.T) {
 	for i := range uint32(3 * mostWords) {
 		h.says(5000+i, Dead, int64(i))
 	}
-	if len(h.ends) > mostWords || len(h.RolesWanted()) > mostWords {
-		t.Errorf("%d words are remembered", len(h.ends))
+	if len(h.words) > mostWords || len(h.RolesWanted()) > mostWords {
+		t.Errorf("%d words are remembered", len(h.words))
 	}
 }

@@ -46,8 +46,8 @@ func (e *Evidence) delayFor(s knownStart) time.Duration {
 	return min(s.outlives, e.lease)
 }
 
-// deadAfter is how long a command can outlive its lock, by its holder's own settings.
-func deadAfter(a Announcement) time.Duration { return leasetime.DeadAfter(a.Lease, a.LostGrace) }
+// outlives is how long the command can outlive its lock, by its holder's own settings.
+func (a Announcement) outlives() time.Duration { return leasetime.DeadAfter(a.Lease, a.LostGrace) }
 
 // noteStart notes a start. A session holds a lock at most once, so a later start of the same
 // session replaces the earlier one. The next confirmed start also replaces a start without a session.

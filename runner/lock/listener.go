@@ -1,0 +1,137 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/lock/evidence"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// listener hears what others announce about the locks of a claim, for the evidence and for the line,
+// from the moment at which its session listens. A list keeps it for the next attempt at the item. The
+// session's reader writes to what is marked by *.
+type listener struct {
+	s        *session.Session
+	claim    Claim
+	on       bool                       // the session listens
+	evidence evidence.ByLock            // *
+	heard    chan evidence.Announcement // * a waiter's, for the line
+	news     chan struct{}              // * something new may have to be acted on
+	marked   []lockkey.ID               // * the locks whose common marks the session has
+	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
+	unknownHolder bool
+}
+
+// newListener returns the listener of a session that does not listen yet. contested says that others
+// may have had the locks before.
+func newListener(s *session.Session, cfg *Config, contested bool) *listener {
+	l := &listener{s: s, claim: cfg.Claim, evidence: evidence.ByLock{}, news: make(chan struct{}, 1)}
+	for _, id := range cfg.Claim.IDs {
+		l.evidence[id] = evidence.New(cfg.LockDelay, cfg.Session.Lease, cfg.LostGrace, cfg.Claim.Shared)
+	}
+	if contested {
+		l.evidence.Contest(cfg.Claim.IDs...)
+	}
+	return l
+}
+
+// noteGivenBack notes that these locks are about to be given back. A lock whose common mark the
+// session lacks is contested then: others may start under it without this session hearing of it.
+func (l *listener) noteGivenBack(locks []advisory.Lock) {
+	for _, given := range locks {
+		if !slices.Contains(l.marked, given.ID) {
+			l.evidence.Contest(given.ID)
+		}
+	}
+}
+
+// noteRefused notes that a try was refused because other sessions have these locks.
+func (l *listener) noteRefused(locks []advisory.Lock) {
+	for _, refused := range locks {
+		l.unknownHolder = l.evidence[refused.ID].NoteRefusal(boottime.Now()) || l.unknownHolder
+	}
+}
+
+// listenQuery makes the session collect the announcements about all of the locks from now on, and
+// returns the query that the server needs for that, if the session doesn't listen yet.
+func (l *listener) listenQuery() (query []string) {
+	if l.on {
+		return nil
+	}
+	l.on = true
+	var listen []string
+	for _, id := range l.claim.IDs {
+		l.collect(id)
+		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, evidence.Channel(id)))
+	}
+	return []string{strings.Join(listen, ";")}
+}
+
+// collect makes the session's reader take the announcements about a lock.
+func (l *listener) collect(id lockkey.ID) {
+	e := l.evidence[id]
+	l.s.OnNotify(evidence.Channel(id), func(pid uint32, payload string) {
+		if a, ok := e.Hear(pid, payload); ok {
+			a.Lock = id
+			select {
+			case l.heard <- a:
+			default: // there are too many, or the bid stands in no line
+			}
+			nudge(l.news)
+		}
+	})
+}
+
+// askRoles asks for the roles of sessions whose words may count.
+func (l *listener) askRoles(ctx context.Context) error {
+	for _, e := range l.evidence {
+		for _, pid := range e.RolesWanted() {
+			rows, err := l.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
+			if err != nil {
+				return l.claim.rejected(err)
+			}
+			role := uint64(0)
+			if row, err := rows.Only(1); err == nil {
+				role, _ = strconv.ParseUint(row[0], 10, 32)
+			}
+			e.NoteRole(pid, uint32(role))
+		}
+	}
+	return nil
+}
+
+// unlisten stops listening, frees the common marks, and forgets what was heard.
+func (l *listener) unlisten(ctx context.Context) error {
+	var queries []string
+	if l.on {
+		for id := range l.evidence {
+			l.s.OnNotify(evidence.Channel(id), nil)
+			queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
+		}
+	}
+	// An UNLISTEN has no comment. While it was the session's last statement, others could see neither
+	// that the session is alive nor how long its commands outlive a lock.
+	queries = append(queries, selectQuery(l.freeMarksSQL())...)
+	err := insist(ctx, l.s, append(queries, session.PlainBeatQuery)...)
+	l.evidence.Forget()
+	l.on, l.marked = false, nil
+	for range len(l.heard) { // now that nothing more is heard
+		<-l.heard
+	}
+	return l.claim.rejected(err)
+}
+
+// nudge tells a goroutine that there is something to do, unless it has been told already.
+func nudge(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
