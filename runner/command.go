@@ -36,7 +36,7 @@ func (r *run) childConfig() child.Config {
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.Lock.LostGrace, MostGrace: leasetime.MostGrace(lease), GuardPatience: guardPatience(lease),
 		Release: release, ReleaseEndsSession: endsSession,
-		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSession, KeepGuard: r.keepsGuard,
+		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSocket, KeepGuard: r.keepsGuard,
 	}
 }
 
@@ -48,7 +48,7 @@ func (r *run) socketLinger() time.Duration {
 	switch {
 	case r.cfg.Lock.Session.Transaction: // behind a pooler nobody sees the silence
 		return 0
-	case r.sharesSession: // by then the other commands under the session are dead, too
+	case r.sharesSocket: // by then the other commands under the session are dead, too
 		return lease
 	}
 	return leasetime.ForKill(lease) + silencePatience // the waiters in line see that the holder is silent

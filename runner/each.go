@@ -141,7 +141,7 @@ func (e *each) passes(ctx context.Context) {
 			return
 		}
 		rest := min(pace.Between(crowd.NextPoll(polls)), left)
-		e.cfg.Lock.SayTryingAfter(rest)
+		e.cfg.Lock.SayTrying(rest)
 		if !pace.Sleep(ctx, rest) {
 			return
 		}

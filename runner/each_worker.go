@@ -153,7 +153,7 @@ func (w *worker) pick(ctx context.Context, ahead bool) (*activeItem, error) {
 		}
 		cfg := w.cfg.Lock
 		cfg.Claim, cfg.Log, cfg.Observer = it.claim(), it.log, w.observer(it.ID)
-		cfg.SayTrying()
+		cfg.SayTrying(0)
 		it.attempt = w.list.Attempt(cfg, w.returning)
 		skipped, err := w.skipIfRun(ctx, it)
 		if !skipped {
@@ -240,12 +240,12 @@ func (w *worker) runItem(ctx context.Context, it *activeItem) (unreleased *activ
 	w.guard, w.brief = r.guard, r.guard.Idle() // its guard may be a second one, or nil: see startCommand
 	it.logEnd(outcome, err)
 	ok := err == nil && !outcome.failed()
-	w.countEnd(r.child != nil, ok)
+	w.countEnd(r.supervision != nil, ok)
 	lost := errors.As(err, new(*LockLostError)) || r.held.Err() != nil
 	switch {
 	case lost && err != nil: // the list tells the waiters of all such locks at its end
 		w.noteLost(it)
-	case lost, r.child == nil:
+	case lost, r.supervision == nil:
 		r.finish(err)
 	default:
 		w.ends.add(it.name(), itemEnd{ok: ok, here: true})
@@ -262,7 +262,7 @@ func (w *worker) newRun(it *activeItem, held *lock.Held) *run {
 	cfg.Lock.Observer = w.observer(it.ID)
 	return &run{
 		process: w.process, cfg: cfg, log: it.log, signals: it.signals, held: held,
-		keepsGuard: true, sharesSession: w.common != nil && w.cfg.Parallel > 1,
+		keepsGuard: true, sharesSocket: w.common != nil && w.cfg.Parallel > 1,
 	}
 }
 

@@ -72,9 +72,9 @@ func newScene() *scene {
 		onLoss:          func(reason error) { s.say("hook: " + reason.Error()) },
 		restoreTerminal: func() { s.restored++ },
 	}
-	s.cfg.Lock.Session = session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}
-	s.log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
-	s.cfg.CommandObserver.Interrupted = func() { s.say("observer: interrupted") }
+	s.run.cfg.Lock.Session = session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}
+	s.run.log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
+	s.run.cfg.CommandObserver.Interrupted = func() { s.say("observer: interrupted") }
 	return s
 }
 

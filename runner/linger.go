@@ -12,11 +12,11 @@ import (
 // came before the command's end still decides who is to have the lock next, even if --min-hold is
 // over.
 func (s *supervision) linger() {
-	rest := s.cfg.MinHold - time.Since(s.started)
+	rest := s.run.cfg.MinHold - time.Since(s.started)
 	switch {
 	case rest > 0:
-		s.log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
-		s.cfg.Lock.Observer.SayAlive(rest + s.cfg.Lock.Session.Lease)
+		s.run.log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
+		s.run.cfg.Lock.Observer.SayAlive(rest + s.run.cfg.Lock.Session.Lease)
 		recorded := s.lock.RecordEnd(context.Background()) // the end of the session ends this, too
 		defer func() { <-recorded }()
 	case !s.lock.Asked():
@@ -34,13 +34,13 @@ func (s *supervision) linger() {
 		case request := <-s.lock.StepDowns():
 			s.lock.Prefer(request.To)
 			if rest > 0 {
-				s.log.Warn("asked to step down by "+request.By+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", request.By)
+				s.run.log.Warn("asked to step down by "+request.By+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", request.By)
 			}
-			s.asked |= ByStepDown
+			s.run.asked |= ByStepDown
 			return
-		case sig := <-s.signals:
+		case sig := <-s.run.signals:
 			if interrupts(sig.(unix.Signal)) {
-				s.asked |= BySignal
+				s.run.asked |= BySignal
 				return
 			}
 		}
@@ -50,8 +50,8 @@ func (s *supervision) linger() {
 // logLateLoss logs that the lock was lost after the command's end.
 func (s *supervision) logLateLoss() {
 	err, text := s.lock.Err(), "the lock was lost after the command's end"
-	if time.Since(s.started) < s.cfg.MinHold {
+	if time.Since(s.started) < s.run.cfg.MinHold {
 		text = "the lock was lost before --min-hold was over; another node may run the command again"
 	}
-	s.log.Warn(text+": "+err.Error(), "event", "lost", "reason", err.Error())
+	s.run.log.Warn(text+": "+err.Error(), "event", "lost", "reason", err.Error())
 }

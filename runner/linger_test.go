@@ -58,14 +58,14 @@ func TestLinger(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newScene()
-				s.cfg.MinHold, s.playedLock.askerLate, s.playedLock.noteLate = test.minHold, test.askerLate, test.noteLate
+				s.run.cfg.MinHold, s.playedLock.askerLate, s.playedLock.noteLate = test.minHold, test.askerLate, test.noteLate
 				var alive time.Duration
-				s.cfg.Lock.Observer.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
+				s.run.cfg.Lock.Observer.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
 				var over time.Duration
 				s.play(test.incidents, func() {
 					time.Sleep(4 * sec)
-					if s.linger(); s.asked != test.asked {
-						t.Errorf("asked %d, want %d", s.asked, test.asked)
+					if s.linger(); s.run.asked != test.asked {
+						t.Errorf("asked %d, want %d", s.run.asked, test.asked)
 					}
 					if s.lock.Err() != nil {
 						s.logLateLoss()
@@ -83,7 +83,7 @@ func TestLinger(t *testing.T) {
 				if over != test.over {
 					t.Errorf("over after %v, want %v", over, test.over)
 				}
-				if lingers && alive != test.minHold+s.cfg.Lock.Session.Lease {
+				if lingers && alive != test.minHold+s.run.cfg.Lock.Session.Lease {
 					t.Errorf("known to be alive until %v", alive)
 				}
 			})

@@ -47,7 +47,7 @@ func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
 
 // sleep pauses without a lock, unless a signal asks this process to end.
 func (p *process) sleep(cfg Config, d time.Duration) error {
-	cfg.Lock.SayTryingAfter(d)
+	cfg.Lock.SayTrying(d)
 	ctx, taker := interruptible(p.caught)
 	if d > 0 {
 		cfg.CommandObserver.sayNextTry(time.Now().Add(d))

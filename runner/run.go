@@ -44,14 +44,13 @@ type run struct {
 	taker   *signalTaker     // takes the signals until the command runs; if nil, they stay in their channel
 	signals <-chan os.Signal // for the command
 
-	held          *lock.Held
-	waited        time.Duration // for the lock; 0 for an item of a list
-	guard         *child.Guard
-	keepsGuard    bool         // for the next command
-	sharesSession bool         // other commands may run in the same session
-	child         *child.Child // once it is started
-	supervision   *supervision // of the command, once it has started
-	asked         Asked        // what has asked for the end so far
+	held         *lock.Held
+	waited       time.Duration // for the lock; 0 for an item of a list
+	guard        *child.Guard
+	keepsGuard   bool         // for the next command
+	sharesSocket bool         // other commands may run in the same session
+	supervision  *supervision // of the command; nil until it has started
+	asked        Asked        // what has asked for the end so far
 }
 
 // runOnce takes the lock, runs the command once, and releases the lock.
@@ -62,7 +61,7 @@ func (p *process) runOnce(cfg Config, candidate *lock.Candidate) (outcome Outcom
 		defer r.held.Close()
 		outcome, err = r.runCommand(ctx)
 	}
-	if r.child == nil { // else supervise got the signals, and knows whether they asked for the end
+	if r.supervision == nil { // else supervise got the signals, and knows whether they asked for the end
 		r.stopTaking(ctx, taker)
 	}
 	if r.held != nil {
@@ -130,7 +129,6 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.child = c
 	s := &supervision{
 		run: r, lock: r.held, command: c, restoreTerminal: restoreTerminal, began: began, started: time.Now(),
 		kept: r.taker.handOver(), onLoss: func(reason error) { r.hook(hookLost, reason) },

@@ -20,9 +20,9 @@ import (
 // supervision watches over a command that runs under a lock. It has the channels that report what
 // happens to the two, and what has happened so far.
 type supervision struct {
-	*run
+	run     *run
 	lock    heldLock // the run's held
-	command command  // the run's child; in tests both are played
+	command command  // the run's; in tests both are played
 
 	began   time.Time // when the guard was told to start the command
 	started time.Time // when the guard had started it
@@ -79,7 +79,7 @@ type command interface {
 //	     lockLost, Child.TellLost           tells the guard to end the tree; starts the hook --on-lost
 //	     guardProcess.obey                  begins that
 //	     guardProcess.checkTime             the guard's own alarm, in case this process is stopped
-//	     guardProcess.terminate, killRound  SIGTERM, if there is a grace; SIGKILL, in rounds
+//	     guardProcess.endForLoss, killRound  SIGTERM, if there is a grace; SIGKILL, in rounds
 //	     Child.killGuard, killInPlaceOf     if the guard is too slow, pglead kills in its place
 //	     guardProcess.reportDeath           the guard reports that all are reaped
 //	     Child.listen                       closes Done
@@ -92,7 +92,7 @@ type command interface {
 //
 // Session is in package session: answered and renew in wire.go, beat and ExpireIfDue in
 // heartbeat.go. Child, Guards and guardProcess are in files of their names in package child;
-// terminate and killRound are in guardprocess_end.go. Package lock has ReportKilled (report.go)
+// endForLoss and killRound are in guardprocess_end.go. Package lock has ReportKilled (report.go)
 // and endSilent (line_silence.go).
 //
 // A request waits for its answer no longer than 3/5 of a lease either (Session.awaitAnswer).
@@ -100,12 +100,12 @@ type command interface {
 // stopped or dead. If the guard noticed the loss first, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.lock.Lost()
-	timeout := after(s.cfg.Timeout)
+	timeout := after(s.run.cfg.Timeout)
 	tick, stop := s.aliveTicks()
 	defer stop()
 	s.replayKept()
 	for {
-		s.cfg.Lock.Observer.SayAlive(s.cfg.Lock.Session.Lease)
+		s.run.cfg.Lock.Observer.SayAlive(s.run.cfg.Lock.Session.Lease)
 		select {
 		case <-tick: // to call SayAlive again
 		case <-s.command.Done():
@@ -116,7 +116,7 @@ func (s *supervision) supervise() (Outcome, error) {
 			s.lockLost()
 		case deadline := <-s.lock.Renewed():
 			s.command.Renew(deadline)
-		case sig := <-s.signals:
+		case sig := <-s.run.signals:
 			s.command.Forward(sig.(unix.Signal))
 			s.signalled(sig.(unix.Signal))
 		case request := <-s.lock.StepDowns():
@@ -133,10 +133,10 @@ func (s *supervision) supervise() (Outcome, error) {
 
 // aliveTicks ticks whenever SayAlive has to be called again, if anybody wants to know.
 func (s *supervision) aliveTicks() (tick <-chan time.Time, stop func()) {
-	if s.cfg.Lock.Observer.Alive == nil {
+	if s.run.cfg.Lock.Observer.Alive == nil {
 		return nil, func() {}
 	}
-	ticker := time.NewTicker(leasetime.BeatEvery(s.cfg.Lock.Session.Lease))
+	ticker := time.NewTicker(leasetime.BeatEvery(s.run.cfg.Lock.Session.Lease))
 	return ticker.C, ticker.Stop
 }
 
@@ -179,7 +179,7 @@ func (s *supervision) lockLost() {
 
 // logLoss logs the loss of the lock, and calls the hook for that.
 func (s *supervision) logLoss(message string, reason error) {
-	s.log.Log(context.Background(), s.lossLevel, message, "event", "lost", "reason", reason.Error())
+	s.run.log.Log(context.Background(), s.run.lossLevel, message, "event", "lost", "reason", reason.Error())
 	s.onLoss(reason)
 }
 
@@ -191,11 +191,11 @@ func (s *supervision) signalled(sig unix.Signal) {
 		}
 		return
 	}
-	s.asked |= BySignal
-	if interrupted := s.cfg.CommandObserver.Interrupted; interrupted != nil {
+	s.run.asked |= BySignal
+	if interrupted := s.run.cfg.CommandObserver.Interrupted; interrupted != nil {
 		interrupted()
 	}
-	s.startKillAfter(s.cfg.KillAfterSignal)
+	s.startKillAfter(s.run.cfg.KillAfterSignal)
 }
 
 // takeSignals notes the signals that arrived before the command ended. The command may have
@@ -204,7 +204,7 @@ func (s *supervision) signalled(sig unix.Signal) {
 func (s *supervision) takeSignals() {
 	for {
 		select {
-		case sig := <-s.signals:
+		case sig := <-s.run.signals:
 			s.signalled(sig.(unix.Signal))
 		default:
 			return
@@ -235,7 +235,7 @@ func (s *supervision) startKillAfter(d time.Duration) {
 // askToEnd asks the command to end. The SIGCONT wakes a stopped command, which would not notice the
 // SIGTERM.
 func (s *supervision) askToEnd(by Asked) {
-	s.asked |= by
+	s.run.asked |= by
 	s.command.Signal(unix.SIGTERM)
 	s.command.Signal(unix.SIGCONT)
 }
@@ -243,20 +243,20 @@ func (s *supervision) askToEnd(by Asked) {
 func (s *supervision) stepDown(request lock.StepDown) {
 	s.askToEnd(ByStepDown)
 	s.lock.Prefer(request.To)
-	s.log.Warn("asked to step down by "+request.By+"; sending SIGTERM", "event", "stepping_down", "by", request.By)
-	s.startKillAfter(s.cfg.KillAfterSignal)
+	s.run.log.Warn("asked to step down by "+request.By+"; sending SIGTERM", "event", "stepping_down", "by", request.By)
+	s.startKillAfter(s.run.cfg.KillAfterSignal)
 }
 
 func (s *supervision) timeOut() {
 	s.askToEnd(ByTimeout)
-	s.log.Error(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.cfg.Timeout), "event", "timeout")
-	s.startKillAfter(s.cfg.KillAfterTimeout)
+	s.run.log.Error(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.run.cfg.Timeout), "event", "timeout")
+	s.startKillAfter(s.run.cfg.KillAfterTimeout)
 }
 
 func (s *supervision) kill() {
 	s.killAfter = nil
 	s.command.Kill()
-	s.log.Error("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
+	s.run.log.Error("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
 }
 
 // handle acts on what has happened to the command's processes.
@@ -267,10 +267,10 @@ func (s *supervision) handle(event child.Event) {
 	case event.Unkillable != "":
 		s.unkillable = event.Unkillable
 		s.nameUnkillable()
-	case event.Leftovers != "" && s.cfg.WaitForLeftovers:
-		s.log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
+	case event.Leftovers != "" && s.run.cfg.WaitForLeftovers:
+		s.run.log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
 	case event.Leftovers != "":
-		s.log.Error("the command has ended; ending what it left running: "+event.Leftovers, "event", "leftovers")
+		s.run.log.Error("the command has ended; ending what it left running: "+event.Leftovers, "event", "leftovers")
 	}
 }
 
@@ -279,7 +279,7 @@ func (s *supervision) nameUnkillable() {
 	if s.lock.Err() != nil {
 		consequence = "the lock is lost: another node may run the command while they live"
 	}
-	s.log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
+	s.run.log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
 }
 
 // reasonPatience is how long, at most, the session takes to have the reason of a loss that the
@@ -300,26 +300,26 @@ func (s *supervision) conclude() (Outcome, error) {
 		}
 	}
 	if slices.ContainsFunc(s.received, func(sig unix.Signal) bool { return diedOf(result.Status, sig) }) {
-		s.asked |= BySignal
+		s.run.asked |= BySignal
 	}
 	loss := s.loss(result)
 	if loss == nil && result.Ending != child.GuardDied {
-		s.log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
-		return Outcome{Status: result.Status, Ran: ran, Asked: s.asked}, nil
+		s.run.log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
+		return Outcome{Status: result.Status, Ran: ran, Asked: s.run.asked}, nil
 	}
-	s.log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
+	s.run.log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
 	if loss == nil {
-		return Outcome{Asked: s.asked}, child.ErrGuardDied
+		return Outcome{Asked: s.run.asked}, child.ErrGuardDied
 	}
 	if s.lost != nil { // supervise has not seen the loss
 		s.logLoss("lock lost", cmp.Or(s.lock.Err(), loss.Cause))
 	}
-	return Outcome{Asked: s.asked}, loss
+	return Outcome{Asked: s.run.asked}, loss
 }
 
 // loss says how the lock was lost while the command ran. It is nil if the lock was not lost.
 func (s *supervision) loss(result child.Result) *LockLostError {
-	lost := &LockLostError{Database: session.Target(s.cfg.Lock.Session.Database)}
+	lost := &LockLostError{Database: session.Target(s.run.cfg.Lock.Session.Database)}
 	var cause *session.LostError
 	switch {
 	case errors.As(s.lock.Err(), &cause):
@@ -347,7 +347,7 @@ func (s *supervision) whatWasDone(result child.Result) string {
 		return killed + " when its guard process died"
 	case result.Ending == child.GuardLate:
 		return killed + "; for that its guard process, which did not do so in time, was killed, too"
-	case result.Killed == 0 && s.cfg.Lock.LostGrace > 0:
+	case result.Killed == 0 && s.run.cfg.Lock.LostGrace > 0:
 		return command + " ended, by itself or on the SIGTERM of --lost-grace: " + describeStatus(result.Status)
 	case result.Killed == 0:
 		return command + " had just ended: " + describeStatus(result.Status)

@@ -97,7 +97,7 @@ func TestEveryOrder(t *testing.T) {
 func inOrder(t *testing.T, order []step) {
 	t.Helper()
 	s := newScene()
-	s.cfg.KillAfterSignal, s.cfg.KillAfterTimeout = time.Hour, time.Hour
+	s.run.cfg.KillAfterSignal, s.run.cfg.KillAfterTimeout = time.Hour, time.Hour
 	at := times(len(order))
 	end := at[len(order)]
 	result := child.Result{Ending: child.Exited, Status: exitStatus(3)}
@@ -116,13 +116,13 @@ func inOrder(t *testing.T, order []step) {
 			want.err = "*runner.LockLostError: the lock in db:5432/app was lost (last known held 9s before): the server does not answer; " +
 				"the command (process 4711) was killed with all that it had started, 2 processes"
 		case "timeout":
-			s.cfg.Timeout = at[i]
+			s.run.cfg.Timeout = at[i]
 			if limit == nil {
-				limit, limited = &s.cfg.KillAfterTimeout, at[i]
+				limit, limited = &s.run.cfg.KillAfterTimeout, at[i]
 			}
 		case "signal", "step-down":
 			if limit == nil {
-				limit, limited = &s.cfg.KillAfterSignal, at[i]
+				limit, limited = &s.run.cfg.KillAfterSignal, at[i]
 			}
 		case "kill-after":
 			*limit = at[i] - limited

@@ -81,7 +81,7 @@ func TestTimeToEnd(t *testing.T) {
 					{unix.SIGINT, boottime.Instant(4 * sec)},
 				}
 				s.playedCommand.born = boottime.Instant(3 * sec)
-				s.cfg.KillAfterSignal = 3 * sec
+				s.run.cfg.KillAfterSignal = 3 * sec
 			},
 			incidents: []incident{{60 * sec, done()}},
 			want: expectation{outcome: Outcome{Ran: 60 * sec, Asked: BySignal}, transcript: `
@@ -95,7 +95,7 @@ func TestTimeToEnd(t *testing.T) {
 3s` + killLine + doneAt60},
 		},
 		"a second request to end leaves the time as it is": {
-			prepare:   func(s *scene) { s.cfg.KillAfterSignal = 10 * sec },
+			prepare:   func(s *scene) { s.run.cfg.KillAfterSignal = 10 * sec },
 			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {4 * sec, sends(unix.SIGINT)}, {5 * sec, asksToStepDown}, {60 * sec, done()}},
 			want: expectation{outcome: Outcome{Ran: 60 * sec, Asked: BySignal | ByStepDown}, transcript: `
 1s forward SIGTERM
@@ -110,7 +110,7 @@ func TestTimeToEnd(t *testing.T) {
 		},
 		"a timeout leaves the time as it is": {
 			prepare: func(s *scene) {
-				s.cfg.Timeout, s.cfg.KillAfterTimeout, s.cfg.KillAfterSignal = 5*sec, 10*sec, 10*sec
+				s.run.cfg.Timeout, s.run.cfg.KillAfterTimeout, s.run.cfg.KillAfterSignal = 5*sec, 10*sec, 10*sec
 			},
 			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {60 * sec, done()}},
 			want: expectation{outcome: Outcome{Ran: 60 * sec, Asked: BySignal | ByTimeout}, transcript: `
@@ -123,7 +123,7 @@ func TestTimeToEnd(t *testing.T) {
 11s` + killLine + doneAt60},
 		},
 		"without kill-after a command has all the time": {
-			prepare:   func(s *scene) { s.cfg.Timeout = 5 * sec },
+			prepare:   func(s *scene) { s.run.cfg.Timeout = 5 * sec },
 			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {1e6 * sec, done()}},
 			want: expectation{outcome: Outcome{Ran: 1e6 * sec, Asked: BySignal | ByTimeout}, transcript: `
 1s forward SIGTERM
@@ -134,7 +134,7 @@ func TestTimeToEnd(t *testing.T) {
 277h46m40s level=INFO msg="command ended" event=exited ran=277h46m40s status="exit status 0"`},
 		},
 		"a command that outlives its kill is killed again when it is asked again": {
-			prepare:   func(s *scene) { s.cfg.KillAfterSignal = 2 * sec },
+			prepare:   func(s *scene) { s.run.cfg.KillAfterSignal = 2 * sec },
 			incidents: []incident{{1 * sec, sends(unix.SIGINT)}, {10 * sec, sends(unix.SIGINT)}, {60 * sec, exits(child.Result{Status: 9})}},
 			want: expectation{outcome: Outcome{Status: 9, Ran: 60 * sec, Asked: BySignal}, transcript: `
 1s forward SIGINT
@@ -155,12 +155,12 @@ func TestTimeToEnd(t *testing.T) {
 func TestWhatAsksForTheEnd(t *testing.T) {
 	sceneTests{
 		"not every signal is for the end": {
-			prepare:   func(s *scene) { s.cfg.KillAfterSignal = 3 * sec },
+			prepare:   func(s *scene) { s.run.cfg.KillAfterSignal = 3 * sec },
 			incidents: []incident{{1 * sec, sends(unix.SIGUSR1)}, {2 * sec, sends(unix.SIGHUP)}, {3 * sec, sends(unix.SIGQUIT)}, {60 * sec, done()}},
 			want:      expectation{outcome: Outcome{Ran: 60 * sec}, transcript: "1s forward SIGUSR1\n2s forward SIGHUP\n3s forward SIGQUIT" + doneAt60},
 		},
 		"a reload is none, and a death of it is one": {
-			prepare:   func(s *scene) { s.cfg.KillAfterSignal = 3 * sec },
+			prepare:   func(s *scene) { s.run.cfg.KillAfterSignal = 3 * sec },
 			incidents: []incident{{1 * sec, sends(unix.SIGHUP)}, {60 * sec, exits(child.Result{Status: unix.WaitStatus(unix.SIGHUP)})}},
 			want: expectation{outcome: Outcome{Ran: 60 * sec, Status: unix.WaitStatus(unix.SIGHUP), Asked: BySignal}, transcript: `
 1s forward SIGHUP
@@ -208,7 +208,7 @@ func TestReports(t *testing.T) {
 3s level=ERROR msg="the command has ended; ending what it left running: sleep (12)" event=leftovers` + doneAt60},
 		},
 		"leftovers are waited for": {
-			prepare:   func(s *scene) { s.cfg.WaitForLeftovers = true },
+			prepare:   func(s *scene) { s.run.cfg.WaitForLeftovers = true },
 			incidents: []incident{{3 * sec, reports(child.Event{Leftovers: "sleep (12)"})}, {60 * sec, done()}},
 			want: expectation{outcome: Outcome{Ran: 60 * sec}, transcript: `
 3s level=INFO msg="the command has ended; waiting for what it left running: sleep (12)" event=leftovers` + doneAt60},
@@ -254,7 +254,7 @@ func TestGuardAndLoss(t *testing.T) {
 			},
 		},
 		"the guard of lead alone sees it": { // which then goes on, without another word for a while
-			prepare:   func(s *scene) { s.lossLevel = lock.LevelNotice },
+			prepare:   func(s *scene) { s.run.lossLevel = lock.LevelNotice },
 			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.SocketClosed, Killed: 1})}},
 			want: expectation{
 				err:        isLost + lost(": the server closed the connection", "was killed"),
@@ -277,7 +277,7 @@ func TestGuardAndLoss(t *testing.T) {
 			want:      expectation{err: isLost + lost(silence, "had just ended: exit status 2"), transcript: lostAt1 + killedAt60 + "0"},
 		},
 		"the command ends on the SIGTERM of the loss": {
-			prepare:   func(s *scene) { s.cfg.Lock.LostGrace = 2 * sec },
+			prepare:   func(s *scene) { s.run.cfg.Lock.LostGrace = 2 * sec },
 			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{})}},
 			want:      expectation{err: isLost + lost(silence, "ended, by itself or on the SIGTERM of --lost-grace: exit status 0"), transcript: lostAt1 + killedAt60 + "0"},
 		},
@@ -294,7 +294,7 @@ func TestGuardAndLoss(t *testing.T) {
 			want:      expectation{err: isLost + lost(silence, "was killed when its guard process died"), transcript: lostAt1 + killedAt60 + "1"},
 		},
 		"the guard does not do in time what a timeout asks of it": {
-			prepare:   func(s *scene) { s.cfg.Timeout, s.cfg.KillAfterTimeout = 5*sec, 10*sec },
+			prepare:   func(s *scene) { s.run.cfg.Timeout, s.run.cfg.KillAfterTimeout = 5*sec, 10*sec },
 			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.GuardLate, Status: 9, Killed: 1})}},
 			want: expectation{outcome: Outcome{Status: 9, Ran: 60 * sec, Asked: ByTimeout}, transcript: `
 5s signal SIGTERM
@@ -364,7 +364,7 @@ func TestSaysInTimeThatItIsAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene()
 		until, calls := s.began, 0
-		s.cfg.Lock.Observer.Alive = func(within time.Duration) {
+		s.run.cfg.Lock.Observer.Alive = func(within time.Duration) {
 			if time.Now().After(until) {
 				t.Errorf("after %v: %v too late", time.Since(s.began), time.Since(until))
 			}

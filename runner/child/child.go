@@ -183,6 +183,16 @@ func (c *Child) listen() {
 	}
 }
 
+// end notes the end of the tree, and whether the guard is idle again. It is not if an order may be
+// on its way to it, which would reach the next command.
+func (c *Child) end(report doneReport) (idle bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	idle = report.Ready != 0 && !c.ordered
+	c.result, c.over, c.guard.idle = report.Result, true, idle
+	return idle
+}
+
 // offer delivers an event. It drops the event if nobody reads: the end of the tree must
 // not wait for a reader.
 func (c *Child) offer(e Event) {

@@ -107,9 +107,9 @@ func LoseTwice(command int, grace time.Duration) (first, second boottime.Instant
 	}
 	g := guardProcess{renewals: -1, alarm: alarm, commandTree: newCommandTree()}
 	g.pid, g.deadline, g.req.LostGrace = command, boottime.Now().Add(time.Hour), grace
-	g.terminate(ByOrder)
+	g.endForLoss(ByOrder)
 	first = g.killAt
-	g.terminate(SocketClosed)
+	g.endForLoss(SocketClosed)
 	return first, g.killAt
 }
 

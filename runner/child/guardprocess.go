@@ -229,7 +229,7 @@ func (g *guardProcess) await() {
 	}
 	if fds[1].Revents != 0 {
 		g.socketClosed = true
-		g.terminate(SocketClosed)
+		g.endForLoss(SocketClosed)
 	}
 	if g.alarm.Rings() {
 		g.checkTime()
@@ -265,7 +265,7 @@ func (g *guardProcess) obey() {
 	case msgKill:
 		g.decideKill(ByOrder)
 	case msgLost:
-		g.terminate(ByOrder)
+		g.endForLoss(ByOrder)
 	}
 }
 
@@ -281,7 +281,7 @@ func (g *guardProcess) checkTime() {
 	case boottime.Now() < due:
 		_ = g.alarm.Set(due)
 	case g.tree == treeRuns:
-		g.terminate(LeaseOver)
+		g.endForLoss(LeaseOver)
 	default:
 		g.decideKill(LeaseOver)
 	}

@@ -58,9 +58,9 @@ func (g *guardProcess) enter(next treeState, why Ending) {
 	g.tree = next
 }
 
-// terminate ends the tree because the lock is lost, or may be. With a grace the command
+// endForLoss ends the tree because the lock is lost, or may be. With a grace the command
 // gets SIGTERM first, and the whole tree gets SIGKILL when the grace is over.
-func (g *guardProcess) terminate(why Ending) {
+func (g *guardProcess) endForLoss(why Ending) {
 	if g.tree != treeRuns {
 		return
 	}

@@ -16,16 +16,6 @@ package child
 // Such commands run in the guard's session, each in a group of its own (guardProcess.start).
 // They share a control group, which is empty between two of them.
 
-// end notes the end of the tree, and whether the guard is idle again. It is not if an order may be
-// on its way to it, which would reach the next command.
-func (c *Child) end(report doneReport) (idle bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	idle = report.Ready != 0 && !c.ordered
-	c.result, c.over, c.guard.idle = report.Result, true, idle
-	return idle
-}
-
 // Idle says whether the guard can start a command. A new one can. After a command it can with
 // Config.KeepGuard, if the command ended by itself within an instant and left nothing behind, and
 // nobody gave an order; Child.Done must be closed by then. An idle guard has to be used or closed.

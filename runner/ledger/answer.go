@@ -35,17 +35,17 @@ func HasStarted(answer string) bool { return answer == "started" }
 
 // OpenRun is a run whose command may be alive, by the ledger.
 type OpenRun struct {
-	Lock  int // its index among the run's locks
-	Token int64
-	Lease time.Duration
-	Grace time.Duration
-	Host  string
+	Lock      int // its index among the run's locks
+	Token     int64
+	Lease     time.Duration
+	LostGrace time.Duration
+	Host      string
 }
 
 // Outlives is how long after the loss of the lock the command may still be alive. No command
 // outlives the lease, whatever its grace is.
 func (r OpenRun) Outlives() time.Duration {
-	return leasetime.DeadAfter(r.Lease, r.Grace)
+	return leasetime.DeadAfter(r.Lease, r.LostGrace)
 }
 
 // ParseAnswer reads the answer to the start of a run with this many locks, and with this tick or
@@ -150,7 +150,7 @@ func parseOpenRun(line string, locks int) (r OpenRun, ok bool) {
 	most := leasetime.Most.Milliseconds()
 	r = OpenRun{
 		Lock: int(n[0]) - 1, Token: n[1],
-		Lease: time.Duration(min(n[2], most)) * time.Millisecond, Grace: time.Duration(min(n[3], most)) * time.Millisecond,
+		Lease: time.Duration(min(n[2], most)) * time.Millisecond, LostGrace: time.Duration(min(n[3], most)) * time.Millisecond,
 	}
 	if len(fields) > 5 {
 		r.Host = fields[5]

@@ -10,7 +10,7 @@ import (
 
 func TestParseAnswer(t *testing.T) {
 	a, err := ledger.ParseAnswer("lost 1 7 15000 2000 web1\nlost 2 8 999999999999999 0", 2, nil)
-	if err != nil || len(a.Open) != 2 || a.Open[0] != (ledger.OpenRun{Token: 7, Lease: 15 * time.Second, Grace: 2 * time.Second, Host: "web1"}) || a.Open[1].Lock != 1 {
+	if err != nil || len(a.Open) != 2 || a.Open[0] != (ledger.OpenRun{Token: 7, Lease: 15 * time.Second, LostGrace: 2 * time.Second, Host: "web1"}) || a.Open[1].Lock != 1 {
 		t.Errorf("lost: %+v, %v", a, err)
 	}
 	if need := a.Open[0].Outlives(); need != 12*time.Second {
@@ -19,7 +19,7 @@ func TestParseAnswer(t *testing.T) {
 	if need := a.Open[1].Outlives(); need != 16*time.Hour {
 		t.Errorf("what a stranger says of his lease: %v", need)
 	}
-	if need := (ledger.OpenRun{Lease: 15 * time.Second, Grace: time.Hour}).Outlives(); need != 15*time.Second {
+	if need := (ledger.OpenRun{Lease: 15 * time.Second, LostGrace: time.Hour}).Outlives(); need != 15*time.Second {
 		t.Errorf("no command outlives its lease: %v", need)
 	}
 	for _, text := range []string{

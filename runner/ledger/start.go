@@ -15,7 +15,7 @@ import (
 type Run struct {
 	Host, User, Command string
 	PID                 int
-	Lease, Grace        time.Duration
+	Lease, LostGrace    time.Duration
 	Tick                *Tick
 }
 
@@ -82,7 +82,7 @@ func joined[T any](items []T, separator string, text func(T) string) string {
 
 // selfSQL are SQL expressions for what a run says of itself.
 func (r Run) selfSQL() string {
-	return fmt.Sprintf("%s, %s, %d, %s, %s, %s", quoteWord(r.Host), quoteWord(r.User), r.PID, quoteWord(r.Command), intervalSQL(r.Lease), intervalSQL(r.Grace))
+	return fmt.Sprintf("%s, %s, %d, %s, %s, %s", quoteWord(r.Host), quoteWord(r.User), r.PID, quoteWord(r.Command), intervalSQL(r.Lease), intervalSQL(r.LostGrace))
 }
 
 // tickSQL are SQL expressions for the run's tick, or as many NULLs.

@@ -5,12 +5,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // What all questions to the server have in common: how they are sent, what their errors are, and
-// how long their answers are waited for once the run is asked to end; and what the heartbeats ask.
+// how long their answers are waited for once the run is asked to end.
 
 // selectQuery is the query for these columns, if there are any.
 func selectQuery(columns []string) (query []string) {
@@ -75,21 +74,3 @@ func lateAfter(ctx context.Context) (later context.Context, cancel context.Cance
 // also limits the report of a lost session if the command never started, or if no ledger waits for
 // its end.
 const LateMost = 2 * time.Second
-
-// A session has one heartbeat. What it asks depends on what the session is:
-//
-//	rank 1 to 3       what the holder's latest request is (startWatch)
-//	others            nothing (beatPlainly). Ranks 1 to 3 ask nothing either if the holder's
-//	                  requests have no numbers
-//	dormant           whether somebody calls (goDormant)
-//	in a delay        as before, but without the watch
-//	holder            whether somebody asks it to step down (checkForStepDown)
-//	list              which of its items somebody asks to step down (List.checkForStepDowns); nothing
-//	                  while none has run for long
-//
-// The second session of a quorum commits (package session).
-
-// beatPlainly makes the heartbeat ask about nothing.
-func (b *bid) beatPlainly() {
-	b.s.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}})
-}

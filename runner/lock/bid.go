@@ -127,7 +127,7 @@ func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
 // trip, as session.Config.FirstTry, and askTry takes the answer from the session. There are three
 // exceptions. A list's session serves many bids, so each sends its own first try. With a quorum the
 // lock is not tried for before the second session is open (session.Open). A returning candidate has
-// a place in line, and must not overtake those before it (Candidate.attempt), so it makes none.
+// a place in line, and must not overtake those before it (Candidate.acquireOnce), so it makes none.
 func (cfg *Config) firstTrySQL() string {
 	if cfg.Wait > 0 && cfg.announces() {
 		return advisory.TryOrArriveSQL(cfg.Claim.locks(), cfg.Claim.Gate)
@@ -135,11 +135,12 @@ func (cfg *Config) firstTrySQL() string {
 	return cfg.tryMissingSQL(cfg.Claim.locks(), false)
 }
 
-// noteTry notes which locks a try has won, and that others have what it did not get. Every grant comes
-// through here, from try, tryInBurst, tryInTransaction and noteExchange. The try itself is sent with the login (firstTrySQL), or by
-// askTry, burstQuery, Session.Begin or exchange.freeAndTryQuery. Then complete says whether it is
-// the whole claim, areListed whether pg_locks agrees, and settle when a command may start. The
-// verdict on each lock says how long the last holder's command may be alive.
+// noteTry notes which locks a try has won, and that others have what it did not get. Every grant
+// comes through here, from try, tryInBurst, tryInTransaction and noteExchange. The try itself is
+// sent with the login (firstTrySQL), or by askTry, burstQuery, Session.Begin or
+// exchange.freeAndTryQuery. Then complete says whether it is the whole claim, areListed whether
+// pg_locks agrees, and settle when a command may start. The verdict on each lock says how long the
+// last holder's command may be alive.
 func (b *bid) noteTry(won []advisory.Lock) (some bool) {
 	for _, l := range won {
 		g := grant{Lock: l, verdict: b.verdictOn(l.ID)}

@@ -79,7 +79,7 @@ func (c *Candidate) noteAnswer() {
 // the server, Acquire may succeed all the same: the caller then gives the locks back.
 func (c *Candidate) Acquire(ctx context.Context, start StartGuard) (*Held, error) {
 	err := c.persist(ctx, func() (err error) {
-		c.last, err = c.attempt(ctx, start)
+		c.last, err = c.acquireOnce(ctx, start)
 		return err
 	})
 	return c.last, err
@@ -99,8 +99,8 @@ func (c *Candidate) persist(ctx context.Context, attempt func() error) error {
 	}
 }
 
-// attempt is what Acquire does with one session.
-func (c *Candidate) attempt(ctx context.Context, start StartGuard) (*Held, error) {
+// acquireOnce is what Acquire does with one session.
+func (c *Candidate) acquireOnce(ctx context.Context, start StartGuard) (*Held, error) {
 	firstTry := ""
 	if !c.returning {
 		firstTry = c.cfg.firstTrySQL()
@@ -134,7 +134,7 @@ func (c *Candidate) attempt(ctx context.Context, start StartGuard) (*Held, error
 
 // openSession opens a session whose login carries the SQL expression firstTry, or none.
 func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
-	c.cfg.SayTrying()
+	c.cfg.SayTrying(0)
 	of := c.cfg.sessionConfig()
 	of.FirstTry, of.LoginQuestion = firstTry, cmp.Or(c.cfg.Ledger.QuestionSQL(of.Transaction), of.LoginQuestion)
 	if c.cfg.Wait > 0 {
@@ -211,9 +211,9 @@ func isFull(err error) bool {
 // When the session of a waiter is lost, this happens, in this order:
 //
 //	waiter.sleep       notices the loss; an answer that misses its deadline is a loss, too
-//	Candidate.attempt  keeps former and front, gives up the guard, and closes the session
+//	acquireOnce        keeps former and front, gives up the guard, and closes the session
 //	Candidate.outlast  pauses: the first in line briefly, the others longer and longer
-//	Candidate.attempt  opens a session without a first try, which might overtake those in line
+//	acquireOnce        opens a session without a first try, which might overtake those in line
 //	waiter.join        ends the old session, if the server still has it; listens, takes its
 //	                   old ticket and its mark, and looks
 //	bid.verdictOn      the waiter has lost what it had heard: if it hears nothing more, and there
@@ -243,7 +243,7 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 		p.said = reason
 		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", reason, "retry_in", rest)
 	}
-	cfg.SayTryingAfter(rest)
+	cfg.SayTrying(rest)
 	if !pace.Sleep(ctx, rest) {
 		return context.Cause(ctx)
 	}

@@ -20,7 +20,7 @@ func (cfg *Config) ledgerRun() ledger.Run {
 	d := cfg.Description
 	return ledger.Run{
 		Host: d.Host, User: d.User, Command: d.Command, PID: d.PID,
-		Lease: cfg.Session.Lease, Grace: cfg.LostGrace, Tick: cfg.Ledger.Tick,
+		Lease: cfg.Session.Lease, LostGrace: cfg.LostGrace, Tick: cfg.Ledger.Tick,
 	}
 }
 
@@ -33,10 +33,10 @@ func (cfg *Config) ledgerLocks(locks []advisory.Lock) (as []ledger.Lock) {
 	return as
 }
 
-// drawStartsRun says whether the start of these locks' run can be part of the
-// statement that draws the token.
+// drawStartsRun says whether the start of these locks' run can be part of the statement that draws
+// the token: that of one lock, without readers, if no start is known to be open.
 func (b *bid) drawStartsRun(locks []advisory.Lock) bool {
-	if !b.startFitsDraw(locks) {
+	if len(locks) != 1 || b.cfg.Claim.Shared || !b.startsOnOwn() {
 		return false
 	}
 	tokens, blind := b.openStarts(locks)

@@ -14,7 +14,7 @@ import (
 func TestCloseDead(t *testing.T) {
 	const lease, grace = 15 * time.Second, 4 * time.Second
 	brief := func(token int64) ledger.OpenRun { return ledger.OpenRun{Token: token, Lease: lease} }
-	long := func(token int64) ledger.OpenRun { return ledger.OpenRun{Token: token, Lease: lease, Grace: grace} }
+	long := func(token int64) ledger.OpenRun { return ledger.OpenRun{Token: token, Lease: lease, LostGrace: grace} }
 	for name, tt := range map[string]struct {
 		open   []ledger.OpenRun
 		waited time.Duration

@@ -32,7 +32,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 		left = time.Until(why.Until) // by this host's clock, until the server has answered
 	}
 	for w.candidate.timeLeft() > 0 {
-		w.cfg.SayTrying()
+		w.cfg.SayTrying(0)
 		if err := w.sleep(ctx, min(max(left, askPauseEvery/30), askPauseEvery, w.candidate.timeLeft()), nil); err != nil {
 			return err
 		}

@@ -65,7 +65,7 @@ func (b *bid) startInLedger(ctx context.Context) error {
 // ask draws the token, and asks the ledger with it whether the run may start. It does not wait.
 func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	l.noteEvidence()
-	if l.bid.drawn.owed != nil && len(l.proof.Heard) > 0 {
+	if l.bid.drawn.inLedger && len(l.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
 		l.proof.Closes[0] = max(l.proof.Closes[0], l.bid.drawn.Token)
@@ -75,7 +75,7 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	if err := l.bid.drawAndAnnounce(ctx); err != nil {
 		return ledger.Answer{}, err
 	}
-	if l.bid.drawn.owed != nil {
+	if l.bid.drawn.inLedger {
 		return ledger.Answer{Kind: ledger.Started}, nil
 	}
 	text, err := l.askLedger(ctx)
@@ -89,7 +89,7 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 // started with this one is stopped, even if ctx has just ended: otherwise the next start would make
 // it a lost run.
 func (b *bid) dropDraw(ctx context.Context) {
-	if b.drawn.owed != nil {
+	if b.drawn.inLedger {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
 		_ = insist(ctx, b.s, b.held().recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
@@ -120,7 +120,7 @@ func (l *ledgerStart) noteEvidence() {
 // its end that no earlier command is alive either. The ledger alone is no evidence for that: roles
 // without access to it leave no rows in it.
 func (l *ledgerStart) noteStarted() {
-	l.bid.drawn.owed = l.bid.granted()
+	l.bid.drawn.inLedger, l.bid.drawn.owed = true, l.bid.granted()
 	for i := range l.bid.grants {
 		if g := &l.bid.grants[i]; l.bid.review(g) > 0 {
 			g.verdict.CoversEarlier = false

@@ -58,13 +58,14 @@ func (a *Attempt) release(ctx context.Context) error {
 // record, and the announcement is for all listeners and prefers none of them. Others will retry an
 // item that failed, so its Release waits for those that were just refused.
 func (h *Held) endFits() bool {
-	return h.cfg.canExchange() && h.end.Outcome == ledger.OK && h.owed == nil && h.prefers == ""
+	return h.cfg.canExchange() && h.end.Outcome == ledger.OK && !h.inLedger && h.prefers == ""
 }
 
 // tryFits says whether the bid's first try can be part of an exchange: the start needs
-// nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
+// nothing but the grant. That is so for one lock, without a ledger, if the bid has heard nothing of
+// it.
 func (b *bid) tryFits() bool {
-	return b.triesInExchange() && !b.listener.on && len(b.grants) == 0 &&
+	return b.cfg.canExchange() && !b.usesLedger() && !b.listener.on && len(b.grants) == 0 &&
 		b.verdictOn(b.cfg.Claim.IDs[0]).Delay == 0
 }
 

@@ -28,7 +28,7 @@
 // This is how one run takes and releases its locks:
 //
 //	Candidate.Acquire    candidate.go  sessions come and go
-//	  attempt                          opens one; its login may carry the first try (firstTrySQL)
+//	  acquireOnce                      opens one; its login may carry the first try (firstTrySQL)
 //	    waiter.acquire   waiter.go     again after each pause in the ledger
 //	      take                         bid.try and, if it is refused, waits: in line or by poll
 //	        standInLine                joins the line (line.go), sleeps, decides, tries and looks
@@ -53,7 +53,7 @@
 //	line*.go                the order of the waiters, for fairness and speed alone
 //	guard.go, warmup.go     what is done ahead of time, for speed alone
 //	config.go, observer.go  what the caller says, and what it is told
-//	ask.go                  what all questions to the server have in common
+//	ask.go, heartbeats.go   what all questions to the server have in common; what heartbeats ask
 //
 // Three packages below know no session. Package advisory has all locks that pglead takes, and their
 // SQL. Package evidence has what a waiter has heard and seen of a lock's holders (a look shows all

@@ -1,7 +1,5 @@
 package lock
 
-import "github.com/pglead/pglead/runner/advisory"
-
 // The ways of locking, which a run may combine, are several locks, slots (Claim.Gate), shared
 // (Claim.Shared), in a transaction and with a quorum (fields of the session's Config), of a list
 // (List), and with a ledger. First comes each question whose answer depends on more than one of them,
@@ -55,9 +53,6 @@ func (cfg *Config) drawsWithTry() bool {
 // one message, and the draw with them.
 func (cfg *Config) canExchange() bool { return cfg.drawsWithTry() && !cfg.Claim.Shared }
 
-// triesInExchange says whether the try can go there: with a ledger the start needs more than that.
-func (b *bid) triesInExchange() bool { return b.cfg.canExchange() && !b.usesLedger() }
-
 // needsSecondLater says whether the second session is needed again after the draw: for a quorum's
 // commits, and for the next item of a list.
 func (cfg *Config) needsSecondLater() bool { return cfg.Session.Quorum || cfg.sharesSession() }
@@ -70,19 +65,13 @@ func (cfg *Config) announcesDeath() bool {
 
 // awaitsArrivals says whether a holder that is done waits for those about to join the line. With a
 // ledger it need not: the ledger says how a holder ended. With a quorum nobody arrives.
-func (h *Held) awaitsArrivals() bool { return !h.cfg.Session.Quorum && h.owed == nil }
+func (h *Held) awaitsArrivals() bool { return !h.cfg.Session.Quorum && !h.inLedger }
 
 // callsDormant says whether a holder calls the dormant waiters when it is done. With a ledger nobody
 // needs a call, since the ledger says how a holder ended. Readers leave without announcing a clean
 // end.
 func (b *bid) callsDormant() bool {
 	return b.cfg.announces() && !b.usesLedger() && !b.cfg.Claim.Shared && b.cfg.Claim.hasOneLine()
-}
-
-// startFitsDraw says whether the statement that draws the token can also start the run of these
-// locks in the ledger, if the evidence allows it: of one lock, and without readers.
-func (b *bid) startFitsDraw(locks []advisory.Lock) bool {
-	return len(locks) == 1 && !b.cfg.Claim.Shared && b.startsOnOwn()
 }
 
 // usesLedger says whether the run goes by a ledger: every start then learns how the last run ended.

@@ -35,11 +35,8 @@ func (o Observer) SayAlive(within time.Duration) {
 	}
 }
 
-// SayTrying calls Alive for an attempt.
-func (cfg *Config) SayTrying() { cfg.SayTryingAfter(0) }
-
-// SayTryingAfter calls Alive for a rest, and the attempt after it.
-func (cfg *Config) SayTryingAfter(rest time.Duration) {
+// SayTrying calls Alive for a rest, and the attempt after it.
+func (cfg *Config) SayTrying(rest time.Duration) {
 	cfg.Observer.SayAlive(rest + cfg.AttemptMost())
 }
 
@@ -63,7 +60,7 @@ const tellEvery = time.Minute
 
 // tellObserver calls Alive, and Waiting when it is due.
 func (w *waiter) tellObserver(ctx context.Context) error {
-	w.cfg.SayTrying()
+	w.cfg.SayTrying(0)
 	o := w.cfg.Observer
 	if o.Waiting == nil || !w.told.IsZero() && time.Since(w.told) < tellEvery {
 		return nil

@@ -121,7 +121,7 @@ var errTooLate = errors.New("the database did not answer in time")
 // persist calls try until it succeeds, fails for a reason that isn't waited out, or ctx ends.
 func (r *report) persist(ctx context.Context) error {
 	cfg := r.runs[0].cfg
-	cfg.SayTryingAfter(cfg.LockDelay)
+	cfg.SayTrying(cfg.LockDelay)
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
 		err := r.try(ctx)
 		if err == nil {

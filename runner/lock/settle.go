@@ -48,12 +48,12 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)
 	}
 	b.s.StartHeartbeat()
-	start := b.startInLedger
+	start := b.startInLedger // which waits by itself, once it has asked the ledger
 	if !b.usesLedger() {
-		start = b.drawAndAnnounce
 		if err := b.waitOut(ctx); err != nil {
 			return nil, err
 		}
+		start = b.drawAndAnnounce
 	}
 	b.guard.begin()
 	err := start(ctx)
@@ -115,7 +115,7 @@ func (b *bid) waitOut(ctx context.Context) error {
 // returns done, hold returns, too.
 func (b *bid) hold(ctx context.Context, delay time.Duration, why string, over func() bool, ask func() (done bool, err error)) error {
 	b.logDelay(ctx, delay, why)
-	b.cfg.SayTryingAfter(delay)
+	b.cfg.SayTrying(delay)
 	defer b.cfg.Observer.delayed(delay)()
 	timer := time.NewTimer(delay)
 	defer timer.Stop()

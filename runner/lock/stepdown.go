@@ -142,18 +142,6 @@ func (h *Held) checkForStepDown() {
 	h.Session.BeatAt(boottime.Now().Add(min(crowd.FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease))))
 }
 
-// boundWaitsQuery is a query after which no query of a holder's session waits for another session's
-// lock for longer than until the next heartbeat. Where tables are made and dropped all the time, a
-// heartbeat has to read catalogs again, which VACUUM FULL or REINDEX of one may keep locked for
-// minutes. Then the server rejects the heartbeat, and that is an answer, too. In a transaction an
-// error would free the lock.
-func boundWaitsQuery(cfg session.Config) []string {
-	if cfg.Transaction {
-		return nil
-	}
-	return []string{fmt.Sprintf("SET lock_timeout = %d", leasetime.BeatEvery(cfg.Lease).Milliseconds())}
-}
-
 // readStepDown reads the value of stepDownSQL, which is the last answer.
 func (h *Held) readStepDown(answers []session.Rows) {
 	if answers[len(answers)-1].Is("f") {

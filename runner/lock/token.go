@@ -28,9 +28,10 @@ type drawn struct {
 	SystemID string
 	listened bool // somebody in line listened at the draw
 	dormant  bool // and somebody didn't
-	// owed are the locks for which the ledger still needs this token's end. It is nil if the ledger
-	// doesn't have the run, which starts there with the draw, or after it (noteStarted).
-	owed []advisory.Lock
+	// inLedger says that the ledger has this token's run, which starts there with the draw, or after
+	// it (noteStarted); owed are the locks for which the ledger still needs its end.
+	inLedger bool
+	owed     []advisory.Lock
 }
 
 // tokenSQL is an SQL expression for the token. Its value is the same everywhere in a transaction.
@@ -133,7 +134,7 @@ func (b *bid) noteDrawn(rows session.Rows) error {
 	row := rows[0] // the others say the same
 	b.drawn.listened = row[drawnListens] == "t"
 	if ledger.HasStarted(row[drawnStarted]) {
-		b.drawn.owed = b.granted()
+		b.drawn.inLedger, b.drawn.owed = true, b.granted()
 	}
 	dormant, _ := strconv.Atoi(row[drawnDormant])
 	b.drawn.dormant = dormant > 0

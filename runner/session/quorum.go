@@ -46,7 +46,10 @@ func (s *Session) commit(ctx context.Context, columns string) ([]string, error) 
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*leasetime.BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
 	for {
-		rt, err := second.askConfirmed(bounded, commitRequest(columns))
+		rt, err := second.askInEncoding(bounded, commitRequest(columns))
+		if err == nil && rt.warning != "" {
+			err = &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", rt.warning)}
+		}
 		switch {
 		case err != nil:
 			return nil, s.secondError(err)

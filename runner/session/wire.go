@@ -58,8 +58,7 @@ type roundTrip struct {
 // caller does not learn what the server did, and the next request waits for the answer.
 //
 //	askOnce        one round trip
-//	askInEncoding  repeats what fails since the database's encoding lacks a character; Ask calls it
-//	askConfirmed   like askInEncoding, but a commit that was not confirmed is an error
+//	askInEncoding  repeats what fails since the database's encoding lacks a character
 func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
 	rt, err := s.askInEncoding(ctx, r)
 	if rt == nil {
@@ -74,24 +73,13 @@ func (s *Session) Query(ctx context.Context, queries ...string) (Rows, error) {
 	return slices.Concat(answers...), err
 }
 
-// Row asks a question whose answer is a single row (Rows.Only). If the question commits, and a
-// synchronous standby may not have confirmed that, it is an error (askConfirmed).
+// Row is Query for a question whose answer is a single row (Rows.Only).
 func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, error) {
-	rt, err := s.askConfirmed(ctx, Request{SQL: []string{sql}})
+	rows, err := s.Query(ctx, sql)
 	if err != nil {
 		return nil, err
 	}
-	return rt.answers[0].Only(columns)
-}
-
-// askConfirmed is Ask, but turns the server's warning that a commit was not confirmed into an
-// error.
-func (s *Session) askConfirmed(ctx context.Context, r Request) (*roundTrip, error) {
-	rt, err := s.askInEncoding(ctx, r)
-	if err == nil && rt.warning != "" {
-		err = &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", rt.warning)}
-	}
-	return rt, err
+	return rows.Only(columns)
 }
 
 // askOnce sends a request and waits for its answer. The result is nil if no answer has come.
