@@ -204,9 +204,9 @@ func TestOrdersAreNotForTheNext(t *testing.T) {
 	}
 }
 
-// TestAgainKills: the second command is killed as the first would be, with all that it started, for
+// TestReusedGuardKills: the second command is killed as the first would be, with all that it started, for
 // whatever reason.
-func TestAgainKills(t *testing.T) {
+func TestReusedGuardKills(t *testing.T) {
 	const breadth = 5
 	for name, kill := range map[string]func(*child.Child) child.Ending{
 		"an order": func(c *child.Child) child.Ending { c.Kill(); return child.ByOrder },
@@ -234,8 +234,8 @@ func TestAgainKills(t *testing.T) {
 	}
 }
 
-// TestAgainSocket: under the second command, too, the guard sees the server's end.
-func TestAgainSocket(t *testing.T) {
+// TestReusedGuardSeesEnd: under the second command, too, the guard sees the server's end.
+func TestReusedGuardSeesEnd(t *testing.T) {
 	here, there := socketPair(t)
 	dir := t.TempDir()
 	c := startAgain(t, usedGuard(t, here, child.Config{}, nil), child.Config{}, "tree", dir, "3")
@@ -276,9 +276,9 @@ func TestSocketClosedBeforeStart(t *testing.T) {
 	}
 }
 
-// TestAgainRelease: when this process is gone, the guard writes the release of the
+// TestReusedGuardReleases: when this process is gone, the guard writes the release of the
 // command that runs, and nothing if none does.
-func TestAgainRelease(t *testing.T) {
+func TestReusedGuardReleases(t *testing.T) {
 	for _, release := range []string{"the second's", ""} {
 		here, there := socketPair(t)
 		g := usedGuard(t, here, child.Config{Release: []byte("the first's"), ReleaseEndsSession: true}, nil)

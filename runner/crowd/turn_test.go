@@ -95,8 +95,8 @@ func TestTurnByAnnouncement(t *testing.T) {
 	}
 }
 
-// TestLooked: what a waiter plans when it has looked.
-func TestLooked(t *testing.T) {
+// TestPlanAfterLook: what a waiter plans when it has looked.
+func TestPlanAfterLook(t *testing.T) {
 	for _, tt := range []struct {
 		what                  string
 		rank, looks           int

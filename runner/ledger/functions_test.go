@@ -278,9 +278,9 @@ func (s starting) forLock(number string) starting {
 	return s
 }
 
-// TestAccess: roles that are not granted the ledger see nothing and do nothing, and granted roles
+// TestLedgerAccess: roles that are not granted the ledger see nothing and do nothing, and granted roles
 // do nothing but what the functions do.
-func TestAccess(t *testing.T) {
+func TestLedgerAccess(t *testing.T) {
 	server := remembering(t, nil)
 	stranger, cron, owner := connect(t, server, "stranger"), connect(t, server, "cron"), connect(t, server, "boss")
 	for _, sql := range []string{of(1).first(), of(1).rest(), finish(7, 1, "ok"), "SELECT pglead.fence(7, 1)", "SELECT * FROM pglead.lock", "SELECT pglead.prune_locks_1('0', 0, 1::smallint, 0)", "SELECT pglead.prune_runs_1('0', 0, 1::smallint, now(), 0)"} {

@@ -87,9 +87,9 @@ func TestComingBack(t *testing.T) {
 	}
 }
 
-// TestWholeWait: a run that waits for some time finds a server that is back before that time is
+// TestBackWithinWait: a run that waits for some time finds a server that is back before that time is
 // over, and does not give up earlier.
-func TestWholeWait(t *testing.T) {
+func TestBackWithinWait(t *testing.T) {
 	t.Parallel()
 	const last = 600 * time.Millisecond
 	for _, wait := range []time.Duration{2 * time.Second, 4 * time.Second, 5 * time.Second, 30 * time.Second, time.Minute} {

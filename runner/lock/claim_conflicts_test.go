@@ -114,9 +114,9 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
-// TestPairs: the same 64 bits are two locks, one as a bigint and one as a pair, and each has a line
+// TestPairIsAnotherLock: the same 64 bits are two locks, one as a bigint and one as a pair, and each has a line
 // of its own.
-func TestPairs(t *testing.T) {
+func TestPairIsAnotherLock(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")

@@ -220,9 +220,9 @@ func TestDelayEndsWithLastLock(t *testing.T) {
 	}
 }
 
-// TestTimeIsUp: if a wait ends just when the lock becomes free, the run has the lock or says that
+// TestFreeAtTheLastMoment: if a wait ends just when the lock becomes free, the run has the lock or says that
 // it doesn't. In the latter case it gives back what it got on the way.
-func TestTimeIsUp(t *testing.T) {
+func TestFreeAtTheLastMoment(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")

@@ -201,7 +201,9 @@ func (w *waiter) makeRoom(ctx context.Context, found *evidence.Look) error {
 	return errMadeRoom
 }
 
-// place is a bid's place in line, and the server's locks that it has for that.
+// place is a bid's place in line, and the server's locks that it has for that: those in has, which
+// leaveSQL frees together, and the arrival lock, which is freed sooner. Common marks go with the
+// listener, also without a place.
 type place struct {
 	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
 	ticket   uint32     // the lower half of the ticket's number

@@ -124,9 +124,9 @@ func TestLooksAtNobody(t *testing.T) {
 	}
 }
 
-// TestGivenBack: a bid gives back what it was granted, and comes for it again. If it listens
+// TestLockGivenBack: a bid gives back what it was granted, and comes for it again. If it listens
 // meanwhile, it knows of others who have had the lock. If it doesn't, their commands may be alive.
-func TestGivenBack(t *testing.T) {
+func TestLockGivenBack(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	another := config(t, server.DSN("postgres"), exclusive(7))

@@ -9,9 +9,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// TestRoom: however many waiters there are, a fifth of the connections is left to the application.
+// TestRoomForTheApplication: however many waiters there are, a fifth of the connections is left to the application.
 // In the end all waiters get the lock, and the holder is never kept from its work.
-func TestRoom(t *testing.T) {
+func TestRoomForTheApplication(t *testing.T) {
 	t.Parallel()
 	const connections, waiters = 30, 40
 	server := start(t, map[string]string{"max_connections": fmt.Sprint(connections), "superuser_reserved_connections": "0", "max_wal_senders": "0"})

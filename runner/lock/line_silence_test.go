@@ -267,9 +267,9 @@ func TestSpokeAfterAll(t *testing.T) {
 	}
 }
 
-// TestShowsItself: a list's session shows others that it is alive, and how long its commands outlive
+// TestListShowsItself: a list's session shows others that it is alive, and how long its commands outlive
 // a lock, also after it has stopped listening for an item: an UNLISTEN has no comment.
-func TestShowsItself(t *testing.T) {
+func TestListShowsItself(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	listed := staying(config(t, server.DSN("postgres"), exclusive(1)))

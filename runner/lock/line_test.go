@@ -14,9 +14,9 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// TestGuests: a waiter's session is idle, has no snapshot, and no request for a lock that isn't
+// TestIdleInLine: a waiter's session is idle, has no snapshot, and no request for a lock that isn't
 // granted. The server's log says nothing of it, whatever other sessions do.
-func TestGuests(t *testing.T) {
+func TestIdleInLine(t *testing.T) {
 	t.Parallel()
 	server := start(t, map[string]string{"log_lock_waits": "on", "deadlock_timeout": "10ms", "log_min_messages": "warning"})
 	dsn := server.DSN("postgres")
@@ -74,9 +74,9 @@ func TestGuests(t *testing.T) {
 	}
 }
 
-// TestOrder: 20 waiters get the lock in the order in which they came, though all of them see each
+// TestLineOrder: 20 waiters get the lock in the order in which they came, though all of them see each
 // end.
-func TestOrder(t *testing.T) {
+func TestLineOrder(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 15*time.Second)
@@ -119,9 +119,9 @@ func frozenTicket(t *testing.T, dsn string, of lockkey.ID, i int) {
 		int32(advisory.TicketClass(of)), 10_000*(i+1)))
 }
 
-// TestFrozen: a waiter that is first in line and does nothing, as if it were stopped, does not cost
+// TestFirstIsFrozen: a waiter that is first in line and does nothing, as if it were stopped, does not cost
 // the waiters behind it a lease.
-func TestFrozen(t *testing.T) {
+func TestFirstIsFrozen(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
@@ -149,8 +149,8 @@ func TestFrozen(t *testing.T) {
 	}
 }
 
-// TestNamedDies: the waiter that a clean end names is gone before it can try.
-func TestNamedDies(t *testing.T) {
+// TestNextInLineDies: the waiter that a clean end names is gone before it can try.
+func TestNextInLineDies(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 60*time.Second)
@@ -186,9 +186,9 @@ func inOrder(t *testing.T, h *lock.Held, first, second *contender) {
 	second.held(t)
 }
 
-// TestReturns: a waiter whose session is lost comes back to its place in line, and waits out the
+// TestReturnsToPlace: a waiter whose session is lost comes back to its place in line, and waits out the
 // delay if it has heard nothing since.
-func TestReturns(t *testing.T) {
+func TestReturnsToPlace(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(7))

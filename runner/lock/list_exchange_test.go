@@ -138,9 +138,9 @@ func TestExchangeIsJoined(t *testing.T) {
 	}
 }
 
-// TestMayJoin: an item whose start takes more than a grant, or whose command has failed, can't be
+// TestMayJoinExchange: an item whose start takes more than a grant, or whose command has failed, can't be
 // part of an exchange.
-func TestMayJoin(t *testing.T) {
+func TestMayJoinExchange(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(11))

@@ -8,15 +8,20 @@
 // new session, or its silence. Otherwise the lock-delay has to pass (package evidence). A ledger
 // may also say that the command is dead, or make a first try wait.
 //
-// Eleven words are enough to follow one run:
+// These words are enough to follow one run. (Lease, lock-delay and token are explained in
+// runner/README.md.)
 //
 //	claim      the locks that a run wants: all of them or, with slots, any one
 //	candidate  a process that wants a claim, and opens a new session when it lost one
 //	bid        a claim on one session, as far as it is granted: it tries for what is missing
 //	refused    a try is refused if others hold the lock, and so is a run that gives up for
-//	           that reason. A try that the server answers with an error is rejected
+//	           that reason
+//	rejected   a query is rejected if the server answers it with an error
+//	untouched  nobody else is known to have the lock, or to have had it
 //	contested  others have the lock, or may have had it while the bid did not listen, so
-//	           that it takes evidence to start at once; otherwise the lock is untouched
+//	           that it takes evidence to start at once
+//	evidence   what was heard and seen of a lock's holders (package evidence); a bid's listener
+//	           collects it
 //	waiter     a candidate's bid, which may wait, and what it then knows of its line
 //	verdict    how long a granted lock is held without a command: not at all or, where there
 //	           is no evidence, for the lock-delay

@@ -277,10 +277,10 @@ func TestRepeatedWords(t *testing.T) {
 	t.Error("it has not had its turn")
 }
 
-// TestEarlyStart: a run that starts before its delay is over, since it has heard of its
+// TestStartWithinDelay: a run that starts before its delay is over, since it has heard of its
 // predecessor's end alone, can't say at its own end that the commands of all earlier holders are
 // dead.
-func TestEarlyStart(t *testing.T) {
+func TestStartWithinDelay(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(7))

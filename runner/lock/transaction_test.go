@@ -262,10 +262,10 @@ func TestTransactionRoleDefaults(t *testing.T) {
 	release(t, acquire(t, config(t, direct, exclusive(7))))
 }
 
-// TestPools: with a pooler that gives the connection to others after every statement no transaction
+// TestStatementPooler: with a pooler that gives the connection to others after every statement no transaction
 // can stay open, and that doesn't change by itself. If a pooler has no free connection, the lock is
 // not refused, and a waiter goes on to wait. The token takes a second connection.
-func TestPools(t *testing.T) {
+func TestStatementPooler(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	statement := bid(t, inTransaction(config(t, pooled(t, server, localpg.Superuser, "statement", 2), exclusive(6))))

@@ -8,9 +8,9 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// TestGone: if a look comes while a session is ending, only the session's number is known. Two such
+// TestSessionIsGone: if a look comes while a session is ending, only the session's number is known. Two such
 // sessions don't count as having the same role.
-func TestGone(t *testing.T) {
+func TestSessionIsGone(t *testing.T) {
 	gone := holds(holder, 0, 0)
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
@@ -27,9 +27,9 @@ func TestGone(t *testing.T) {
 	h.wants("a dead of the role that the holder had", 0, true)
 }
 
-// TestNeed: a start counts with its holder's settings as soon as its session is known, whether it
+// TestConfirmedLate: a start counts with its holder's settings as soon as its session is known, whether it
 // was heard before or after that.
-func TestNeed(t *testing.T) {
+func TestConfirmedLate(t *testing.T) {
 	const started = 6 // it announces a lease and a grace that require 25 s
 	unseen := holds(second, theirs, started)
 	unseen.Outlives = 0 // the statement of another role's session isn't visible
@@ -71,9 +71,9 @@ func TestNeed(t *testing.T) {
 	}
 }
 
-// TestBrief: a run costs nobody a delay if it was over before it was known that its session
+// TestOverBeforeConfirmed: a run costs nobody a delay if it was over before it was known that its session
 // counts.
-func TestBrief(t *testing.T) {
+func TestOverBeforeConfirmed(t *testing.T) {
 	begun := func(t *testing.T) told {
 		t.Helper()
 		h := newTold(t)
@@ -153,9 +153,9 @@ func TestCoverage(t *testing.T) {
 	h.wants("the mark in the name, and then the word for all", 0, true)
 }
 
-// TestBeforeMark: what was known before the mark was taken may not be complete, since a start
+// TestKnownBeforeMark: what was known before the mark was taken may not be complete, since a start
 // before that is not announced to a waiter without a mark.
-func TestBeforeMark(t *testing.T) {
+func TestKnownBeforeMark(t *testing.T) {
 	dead := func(h told) {
 		h.says(speaker, Dead, 5)
 		h.NoteRole(speaker, ours)

@@ -202,8 +202,8 @@ func TestShortDelay(t *testing.T) {
 	}
 }
 
-// TestDelays: a waiter that has to wait does so for as long as any command may be alive.
-func TestDelays(t *testing.T) {
+// TestVerdictDelays: a waiter that has to wait does so for as long as any command may be alive.
+func TestVerdictDelays(t *testing.T) {
 	h := newTold(t)
 	h.wants("nothing is known", testDelay, true)
 	h.looks(holds(holder, theirs, 5))
@@ -232,8 +232,8 @@ func TestDelays(t *testing.T) {
 	none.wants("without a lock-delay", 0, false)
 }
 
-// TestOrders: a look, a word and a start may overtake each other.
-func TestOrders(t *testing.T) {
+// TestOutOfOrder: a look, a word and a start may overtake each other.
+func TestOutOfOrder(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	h.LookSent()

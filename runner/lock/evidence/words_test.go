@@ -8,8 +8,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// TestCounts: whose words count, and for whose runs.
-func TestCounts(t *testing.T) {
+// TestWhoseWordCounts: whose words count, and for whose runs.
+func TestWhoseWordCounts(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		role  uint32 // of the speaker; 0: its session is gone
@@ -87,8 +87,8 @@ func TestCounts(t *testing.T) {
 	})
 }
 
-// TestCloses: which runs a word that counts ends.
-func TestCloses(t *testing.T) {
+// TestWhatAWordCloses: which runs a word that counts ends.
+func TestWhatAWordCloses(t *testing.T) {
 	two := func(t *testing.T) told {
 		t.Helper()
 		h := newTold(t)
