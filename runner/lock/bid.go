@@ -158,6 +158,17 @@ func (b *bid) noteTry(won []advisory.Lock) (some bool) {
 	return len(won) > 0
 }
 
+// These free locks:
+//
+//	                   when                                        waiters hear
+//	Held.Release       after the command                           clean, or left
+//	giveBack           no command was started. The bid may go on   clean, if the start was
+//	                                                               announced (mayAnnounceEnd)
+//	giveBackAndLeave   the same, and it leaves the line            the same
+//	freeRejected       the server has rejected a list's query      nothing
+//
+// Attempt's GiveBack and PutOff use whichever of the first two fits.
+
 // giveBack frees locks under which no command was started.
 func (b *bid) giveBack(ctx context.Context) error {
 	b.listener.noteGivenBack(b.granted())
