@@ -29,7 +29,8 @@ type heardWord struct {
 //	            lock-delay
 //
 // A word speaks only of the run of its token and, with the field all, of those before it
-// (speaksOf). dead counts only if it names the token of a confirmed start (counts).
+// (speaksOf). dead counts only if it names the token of a confirmed start (counts). About a run that
+// this waiter did not hear of, but the ledger has, only its own role is believed (KnowsDead).
 type standing int
 
 const (
@@ -63,6 +64,8 @@ func (e *Evidence) applyWords() {
 			continue
 		}
 		e.words[i].applied = true
+		own := e.standingOf(w.PID) == asOwn
+		closed := slices.ContainsFunc(e.starts, func(s knownStart) bool { return e.closes(w, s) && s.token == w.Token })
 		isNews := e.fromHolder(w) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
 			return e.closes(w, s) && e.isConfirmed(s) && s.noted > e.mark.noted
 		})
@@ -78,9 +81,12 @@ func (e *Evidence) applyWords() {
 		}
 		switch {
 		case e.last == nil || w.Token > e.last.token:
-			e.last = &lastEnd{token: w.Token, coversEarlier: w.CoversEarlier}
+			e.last = &lastEnd{token: w.Token, isKnown: own || closed, coversEarlier: w.CoversEarlier}
 		case w.Token == e.last.token && w.CoversEarlier: // so far the end was only seen, in the session's name
 			e.last.coversEarlier = true
+		}
+		if own && w.CoversEarlier {
+			e.last.deadUpTo = max(e.last.deadUpTo, w.Token)
 		}
 		e.last.at = boottime.Now()
 	}

@@ -95,7 +95,9 @@ type mark struct {
 // lastEnd is the end of the latest run that is known to have ended, by a word or by silence.
 type lastEnd struct {
 	token         int64
+	isKnown       bool             // its start was heard or seen, or the waiter's own role has said it
 	coversEarlier bool             // all earlier runs have ended, too
+	deadUpTo      int64            // so have those up to this token, by a word of the waiter's own role, or by silence
 	at            boottime.Instant // when the last word that changed anything was applied
 }
 
@@ -289,21 +291,29 @@ func (e *Evidence) sawHolder(s Seat, sent boottime.Instant) {
 //
 // The holder's session may have the lock for a while longer: if this role may not end that
 // session, the server will.
-func (e *Evidence) NoteSilence(s Seat) {
+func (e *Evidence) NoteSilence(of Seat) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.silenced = s
+	e.silenced = of
 	if e.last == nil {
 		e.last = &lastEnd{}
 	}
 	e.last.coversEarlier = true
-	e.starts = slices.DeleteFunc(e.starts, func(known knownStart) bool {
-		over := known.noted <= e.asOf || known.kind == ofSession && known.pid == e.silenced.PID
-		if over && known.kind != ofTooMany {
-			e.last.token = max(e.last.token, known.token)
+	over := func(s knownStart) bool {
+		return s.noted <= e.asOf || s.kind == ofSession && s.pid == e.silenced.PID
+	}
+	for _, s := range e.starts {
+		if !over(s) || s.kind == ofTooMany || !e.isConfirmed(s) {
+			continue
 		}
-		return over
-	})
+		if s.token >= e.last.token {
+			e.last.token, e.last.isKnown = s.token, true
+		}
+		if e.standingOf(s.pid) == asOwn {
+			e.last.deadUpTo = max(e.last.deadUpTo, s.token)
+		}
+	}
+	e.starts = slices.DeleteFunc(e.starts, over)
 }
 
 // Verdict is what the evidence means for a waiter that is granted the lock.
@@ -369,9 +379,10 @@ func (e *Evidence) OpenStarts() (tokens []int64, blind bool) {
 	return tokens, blind
 }
 
-// KnowsDead says whether the command of a token is known to be dead.
+// KnowsDead says whether the command of a token is known to be dead. Another role's word says so only
+// of a run whose start was known: it must not end what only the ledger knows of.
 func (e *Evidence) KnowsDead(token int64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.state() == ended && (token == e.last.token || token < e.last.token && e.last.coversEarlier)
+	return e.state() == ended && (token <= e.last.deadUpTo || token == e.last.token && e.last.isKnown)
 }

@@ -67,6 +67,25 @@ func TestWhoseWordCounts(t *testing.T) {
 		h.says(holder, Clean, 5)
 		h.wants("and the other says its end, too", 0, true)
 	})
+	t.Run("a role that has held the lock ends no run that was never heard of", func(t *testing.T) {
+		h := newTold(t)
+		h.looks(holds(stranger, nobody, 0))
+		h.says(stranger, Clean, 6)
+		h.wants("its own end", 0, true)
+		if h.KnowsDead(5) || h.KnowsDead(6) {
+			t.Error("another role's run is dead by its word")
+		}
+	})
+	t.Run("a stranger's token is no later than others' after a silence", func(t *testing.T) {
+		h := newTold(t)
+		h.says(stranger, Started, 1<<62)
+		h.NoteRole(stranger, nobody)
+		h.looks(holds(holder, ours, 5))
+		h.NoteSilence(holds(holder, ours, 5))
+		if !h.KnowsDead(4) || !h.KnowsDead(5) || h.KnowsDead(6) {
+			t.Errorf("4 is dead: %t, 5 is dead: %t, 6 is dead: %t", h.KnowsDead(4), h.KnowsDead(5), h.KnowsDead(6))
+		}
+	})
 	t.Run("the holder of a lock of another number", func(t *testing.T) {
 		h := newTold(t)
 		other := holds(holder, theirs, 5)
