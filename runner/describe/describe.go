@@ -47,6 +47,9 @@ type Description struct {
 
 const modeTransaction = "transaction"
 
+// lineInKey stands for a line's end in a key, since a line's end separates keys. No key has it.
+const lineInKey = "\x00"
+
 // Limits of a description. Others write some of the descriptions, loops run up to their numbers,
 // and their texts are kept in memory.
 const (
@@ -61,6 +64,9 @@ const (
 	mostNoted = 300
 	leastKeys = 400
 	mostShown = 950 // of those 1024, without the number of the request
+
+	// mostLength is the longest time that is read. It leaves room to calculate with it.
+	mostLength = 365 * 24 * time.Hour
 )
 
 // Comment is a description as it is put in front of statements.
@@ -119,9 +125,13 @@ func (d Description) Comment() Comment {
 	add("host", escapeShort(d.Host, mostNamed))
 	add("user", escapeShort(d.User, mostNamed))
 	add("command", escapeShort(d.Command, mostNamed))
-	keys := url.QueryEscape(strings.Join(d.Keys, "\n"))
-	add("note", escapeShort(d.Note, min(mostNoted, mostShown-len(strings.Join(fields, ","))-min(len(keys), leastKeys))))
-	add("key", keys)
+	var keys []string
+	for _, key := range d.Keys {
+		keys = append(keys, strings.ReplaceAll(key, "\n", lineInKey))
+	}
+	list := url.QueryEscape(strings.Join(keys, "\n"))
+	add("note", escapeShort(d.Note, min(mostNoted, mostShown-len(strings.Join(fields, ","))-min(len(list), leastKeys))))
+	add("key", list)
 	return Comment(strings.Join(fields, ","))
 }
 
@@ -181,7 +191,7 @@ func (d *Description) set(name, encoded string) {
 	}
 	length := func() time.Duration {
 		parsed, _ := time.ParseDuration(value)
-		return max(0, parsed)
+		return min(max(0, parsed), mostLength)
 	}
 	text := func() string { return value[:min(len(value), mostNamed)] }
 	switch name {
@@ -192,6 +202,9 @@ func (d *Description) set(name, encoded string) {
 	case "key":
 		d.Keys = slices.DeleteFunc(strings.SplitN(value, "\n", lockkey.MostKeys+1), func(k string) bool { return k == "" })
 		d.Keys = d.Keys[:min(len(d.Keys), lockkey.MostKeys)]
+		for i, key := range d.Keys {
+			d.Keys[i] = strings.ReplaceAll(key, lineInKey, "\n")
+		}
 	case "beat":
 		d.Request, _ = strconv.ParseUint(value, 10, 64)
 	case "delay":

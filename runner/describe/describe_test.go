@@ -24,6 +24,7 @@ func statement(comment Comment, beat uint64) string {
 // is one comment, which nothing in it ends.
 func FuzzDescription(f *testing.F) {
 	f.Add("invoice_gen/SUB-1234", "web1", "cron", "job", 4711, int64(1<<48+7), true)
+	f.Add("two\nlines", "web1", "cron", "job", 4711, int64(7), false)
 	f.Add("*/ DROP TABLE x; /*", "'", "a=b,c='d'", "é\n%", -1, int64(-1), false)
 	f.Add(strings.Repeat("ключ", 42), strings.Repeat("хост", 60), "\xff", strings.Repeat("x", 300), 1, int64(1), false)
 	f.Fuzz(func(t *testing.T, key, host, user, command string, pid int, token int64, transaction bool) {
@@ -36,7 +37,7 @@ func FuzzDescription(f *testing.F) {
 		if strings.Contains(text, "*/") || strings.Contains(text, "/*") || strings.HasSuffix(text, "*") || strings.HasSuffix(text, "/") {
 			t.Errorf("%q", comment)
 		}
-		if key == "" || strings.Contains(key, "\n") || len(comment) > mostDescribed-len("beat='18446744073709551615',") {
+		if key == "" || strings.Contains(key, "\x00") || len(comment) > mostDescribed-len("beat='18446744073709551615',") {
 			return // no key is like that
 		}
 		got, ok := Parse(statement(comment, 0))
@@ -68,6 +69,7 @@ func FuzzDescription(f *testing.F) {
 func FuzzParse(f *testing.F) {
 	f.Add("/*pglead key='%zz',pid='x',lease='1y',token='9999999999999999999'*/")
 	f.Add("/*pglead slots='1000000000000',pid='-1',lease='-3s',token='-7',slot='-9223372036854775808',key='a%0Ab'*/")
+	f.Add("/*pglead lease='2000000h',grace='2000000h',delay='2000000h'*/")
 	f.Add("/*pglead since='0000-01-01T00:00:00%2B24:00'*/")
 	f.Add("/*pglead key='" + strings.Repeat("a%0A", 500) + "',host='" + strings.Repeat("h", 500))
 	f.Fuzz(func(t *testing.T, statement string) {
@@ -75,7 +77,7 @@ func FuzzParse(f *testing.F) {
 		if ok != strings.HasPrefix(statement, "/*pglead ") {
 			t.Errorf("%q is %+v, %v", statement, d, ok)
 		}
-		if d.PID < 0 || d.Slot < 0 || d.Slot > lockkey.MostSlots || d.Slots < 0 || d.Slots > lockkey.MostSlots || d.Token < 0 || d.Lease < 0 ||
+		if d.PID < 0 || d.Slot < 0 || d.Slot > lockkey.MostSlots || d.Slots < 0 || d.Slots > lockkey.MostSlots || d.Token < 0 || d.Lease < 0 || max(d.Lease, d.LostGrace, d.Delay) > mostLength ||
 			len(d.Keys) > lockkey.MostKeys || d.Slots > 0 && len(d.Keys) > 1 || len(d.Host)+len(d.User)+len(d.Command)+len(d.Scheme) > 4*mostNamed {
 			t.Errorf("%q is %+v", statement, d)
 		}
@@ -182,6 +184,18 @@ func TestName(t *testing.T) {
 	for _, text := range []string{"", "key@host", "psql pglead:#7 x@y", "pglead doctor"} {
 		if got, ok := ParseName(text); ok || got != (Name{}) {
 			t.Errorf("%q is %+v", text, got)
+		}
+	}
+}
+
+// TestShortHost: a host keeps both ends.
+func TestShortHost(t *testing.T) {
+	for host, want := range map[string]string{
+		"web1": "web1", strings.Repeat("h", 37): strings.Repeat("h", 37),
+		"invoice-worker-in-production-7d9f8b6c5d-abcde": "invoice-worker-in-*n-7d9f8b6c5d-abcde",
+	} {
+		if got := ShortHost(host); got != want || len(got) > 37 {
+			t.Errorf("%q is %q, want %q", host, got, want)
 		}
 	}
 }

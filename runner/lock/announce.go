@@ -3,7 +3,6 @@ package lock
 import (
 	"fmt"
 	"strconv"
-	"strings"
 
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
@@ -96,7 +95,7 @@ func (h *Held) announceEndQuery(l advisory.Lock, listeners string) string {
 		order = fmt.Sprintf("classid <> '%d', objid", advisory.TicketClass(l.ID))
 	}
 	if h.prefers != "" {
-		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(h.prefers), order)
+		order = fmt.Sprintf("(SELECT %s FROM pg_catalog.pg_stat_get_activity(pid)), %s", describe.HostRankSQL(h.prefers), order)
 	}
 	say := notifyQuery(evidence.Channel(l.ID), h.endPayloadSQL(word, endPositionSQL, "' "+evidence.ToField+"'", "pid"))
 	return say + " FROM pg_catalog.pg_lock_status() WHERE " + listeners + " ORDER BY " + order + " LIMIT 1"
@@ -119,15 +118,4 @@ func (h *Held) endPayloadSQL(word evidence.Word, more ...string) string {
 // end there.
 func (h *Held) showEndQuery() string {
 	return "SELECT " + describe.ShowTokenSQL(h.cfg.Session.ApplicationName, strconv.FormatInt(h.Token, 10), true)
-}
-
-// likeable makes a host's name safe in a quoted pattern for LIKE.
-func likeable(host string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '.':
-			return r
-		}
-		return '_'
-	}, host)
 }

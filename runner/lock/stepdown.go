@@ -11,6 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/crowd"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
@@ -152,7 +153,7 @@ func (h *Held) readStepDown(answers []session.Rows) {
 // StepDown is a request to a holder, as far as the asking session's name tells.
 type StepDown struct {
 	By string // the person who asks
-	To string // the host that should have the lock next, or nothing
+	To string // the host that should have the lock next (describe.ShortHost), or nothing
 }
 
 // StepDowns delivers the first request to step down, once it is known who asks.
@@ -193,7 +194,7 @@ WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+advisor
 	return parseAsker(row[0])
 }
 
-// Prefer makes the release name a waiter on this host, if there is one.
+// Prefer makes the release name a waiter on this host, a describe.ShortHost, if there is one.
 func (h *Held) Prefer(host string) { h.prefers = host }
 
 // askerPrefix begins the name of an asking session. The host comes before the person,
@@ -202,7 +203,7 @@ const askerPrefix = "pglead stepdown"
 
 func askerName(by, to string) string {
 	if to != "" {
-		to = " to " + to
+		to = " to " + describe.ShortHost(to)
 	}
 	return askerPrefix + to + " by " + by
 }

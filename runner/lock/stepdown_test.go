@@ -8,6 +8,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -182,4 +183,44 @@ func TestLockedCatalog(t *testing.T) {
 		t.Error(err)
 	}
 	a.Close()
+}
+
+// TestStepDownToLongHost: hosts whose names differ only where a session's name doesn't show them are
+// told apart by those who see the session's comment.
+func TestStepDownToLongHost(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	on := func(host string) lock.Config {
+		there := cfg
+		there.Description.Host = host
+		there.Session.ApplicationName = describe.Name{Key: "test", Host: host}.String()
+		return there
+	}
+	hosts := []string{
+		"ip-10-0-0-12.eu-central-1.compute.internal", "ip-10-0-0-12.eu-central-1.compute.interior",
+		"invoice-worker-in-production-7d9f8b6c5d-abcde", "invoice-worker-in-production-7d9f8b6c5d-fghij",
+	}
+	h := acquire(t, cfg)
+	waiters := map[string]*contender{}
+	for i, host := range hosts {
+		waiters[host] = contend(t, on(host))
+		inLine(t, server, id(7), i+1)
+	}
+	asker := config(t, server.DSN("postgres"), exclusive(7))
+	for len(hosts) > 0 {
+		to := hosts[len(hosts)-1]
+		r, err := lock.AskToStepDown(t.Context(), asker.Session, []lockkey.ID{id(7)}, "cron on web1", to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request := <-h.StepDowns()
+		r.Close()
+		h.Prefer(request.To)
+		release(t, h)
+		h.Close()
+		h = waiters[to].held(t)
+		hosts = hosts[:len(hosts)-1]
+	}
+	release(t, h)
 }

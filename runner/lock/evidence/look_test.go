@@ -33,7 +33,8 @@ func TestSeats(t *testing.T) {
 		"/*pglead beat='0',lease='30s'*/ ":                   {},
 		"/*pglead beat='1',lease='3000h'*/":                  {longestAnnounced, 1},
 		"/*pglead beat='1',delay='3000h'*/":                  {longestAnnounced, 1},
-		"/*pglead beat='1',delay='-3h'*/":                    {0, 1}, // otherwise any silence would be long enough
+		"/*pglead beat='1',lease='2000000h'*/":               {longestAnnounced, 1}, // twice that is more than a Duration can say
+		"/*pglead beat='1',delay='-3h'*/":                    {0, 1},                // otherwise any silence would be long enough
 		"/*pglead beat='1',lease='30s',delay='1h'*/":         {time.Hour, 1},
 		"/*pglead beat='1',lease='30s',mode='transaction'*/": {20 * time.Second, 0}, // nobody watches it
 		"/*pglead beat='18446744073709551615'*/":             {0, 1<<64 - 1},
