@@ -38,10 +38,10 @@ func Exclusive(id lockkey.ID) Lock { return Lock{ID: id} }
 // AsShared is a lock that many sessions may have at once.
 func AsShared(id lockkey.ID) Lock { return Lock{ID: id, Shared: true} }
 
-// derived is the number of a lock that belongs to another one. The NUL byte keeps it apart from the
-// number of any key.
+// derived is the number of a lock that belongs to another one. The first NUL byte keeps it apart from
+// the number of any key and of any slot (lockkey.Scheme.Slot), which begins with the key.
 func derived(what string, of lockkey.ID) lockkey.ID {
-	return lockkey.SipHash24(what + "\x00" + of.String())
+	return lockkey.SipHash24("\x00" + what + "\x00" + of.String())
 }
 
 // TicketClass is the upper half of the numbers of the tickets in a lock's line. The lower half says

@@ -18,7 +18,7 @@ func id(n int64) lockkey.ID { return lockkey.ID{Number: n} }
 // TestNumbersStay: other programs and older versions know these numbers from runner/README.
 func TestNumbersStay(t *testing.T) {
 	of := id(-7)
-	ticket := lockkey.SipHash24("ticket\x00-7").Number>>32<<32 | 5
+	ticket := lockkey.SipHash24("\x00ticket\x00-7").Number>>32<<32 | 5
 	for name, tt := range map[string]struct {
 		got    Lock
 		number int64
@@ -29,10 +29,10 @@ func TestNumbersStay(t *testing.T) {
 		"reader's":    {TicketOf(of, 5, true), ticket, false, true},
 		"mark":        {MarkOf(TicketOf(of, 5, false)), ticket, true, false},
 		"common mark": {CommonMarkOf(of), ticket | (1<<32 - 1), true, true},
-		"arrival":     {ArrivalOf(of), lockkey.SipHash24("arrival\x00-7").Number, false, true},
-		"call":        {CallOf(of), lockkey.SipHash24("call\x00-7").Number, false, true},
-		"gate":        {GateOf(of), lockkey.SipHash24("gate\x00-7").Number, false, false},
-		"step down":   {StepDownOf(of), lockkey.SipHash24("step down\x00-7").Number, false, false},
+		"arrival":     {ArrivalOf(of), lockkey.SipHash24("\x00arrival\x00-7").Number, false, true},
+		"call":        {CallOf(of), lockkey.SipHash24("\x00call\x00-7").Number, false, true},
+		"gate":        {GateOf(of), lockkey.SipHash24("\x00gate\x00-7").Number, false, false},
+		"step down":   {StepDownOf(of), lockkey.SipHash24("\x00step down\x00-7").Number, false, false},
 	} {
 		if want := (Lock{ID: lockkey.ID{Number: tt.number, Pair: tt.pair}, Shared: tt.shared}); tt.got != want {
 			t.Errorf("%s: %+v, want %+v", name, tt.got, want)
@@ -143,4 +143,24 @@ func listed(locks []Lock) []string {
 	}
 	slices.Sort(text)
 	return text
+}
+
+// TestSlotsAreApart: no slot of a key is a lock that pglead derives from another one.
+func TestSlotsAreApart(t *testing.T) {
+	scheme, ok := lockkey.SchemeByName(lockkey.DefaultScheme)
+	if !ok {
+		t.Fatal("there is no default scheme")
+	}
+	of := lockkey.ID{Number: 1}
+	for word, derived := range map[string]lockkey.ID{
+		"step down": StepDownOf(of).ID, "gate": GateOf(of).ID, "call": CallOf(of).ID, "arrival": ArrivalOf(of).ID,
+		"ticket": {Number: int64(TicketClass(of))<<32 | 7},
+	} {
+		for _, key := range []string{word, "\x00" + word} {
+			slot, err := scheme.Slot(key, 1)
+			if err == nil && slot.ClassID() == derived.ClassID() {
+				t.Errorf("slot 1 of the key %q is a lock of lock 1", key)
+			}
+		}
+	}
 }

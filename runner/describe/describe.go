@@ -105,12 +105,12 @@ func (d Description) Comment() Comment {
 		}
 	}
 	number("pid", int64(d.PID))
-	add("lease", d.Lease.String())
+	add("lease", url.QueryEscape(d.Lease.String())) // below a millisecond it has a µ
 	if d.LostGrace > 0 {
-		add("grace", d.LostGrace.String())
+		add("grace", url.QueryEscape(d.LostGrace.String()))
 	}
 	if d.Delay > 0 {
-		add("delay", d.Delay.String())
+		add("delay", url.QueryEscape(d.Delay.String()))
 	}
 	if d.Transaction {
 		add("mode", modeTransaction)

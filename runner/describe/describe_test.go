@@ -30,10 +30,13 @@ func FuzzDescription(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key, host, user, command string, pid int, token int64, transaction bool) {
 		d := Description{
 			Keys: []string{key}, Scheme: "siphash24", Host: host, User: user, Command: command, PID: pid, Token: token,
-			Lease: 15 * time.Second, Since: time.Unix(1<<30, 0).UTC(), Transaction: transaction,
+			Lease: 15 * time.Second, LostGrace: 1500 * time.Nanosecond, Delay: 900 * time.Microsecond, Since: time.Unix(1<<30, 0).UTC(), Transaction: transaction,
 		}
 		comment := d.Comment()
 		text := string(comment)
+		if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
+			t.Errorf("%q is not only of ASCII, which a database in any encoding has", comment)
+		}
 		if strings.Contains(text, "*/") || strings.Contains(text, "/*") || strings.HasSuffix(text, "*") || strings.HasSuffix(text, "/") {
 			t.Errorf("%q", comment)
 		}
