@@ -61,6 +61,7 @@ func metricHead(name, help string) string {
 // other invisible character, and one label that is not UTF-8 spoils the whole page.
 func metricsLabel(s string) string {
 	escapes := strings.NewReplacer("\\", "\\\\", "\"", "\\\"")
+	s = strings.NewReplacer("\t", `\t`, "\r", `\r`).Replace(s) // as spaces they would make two keys look the same
 	lines := strings.Split(s, "\n")
 	for i, line := range lines {
 		lines[i] = escapes.Replace(visible.Text(line))
@@ -77,14 +78,19 @@ func rememberedMetrics(facts ledger.Facts) string {
 	var b strings.Builder
 	all := pastKeysOf(facts)
 	slices.SortFunc(all, func(a, b *pastKey) int { return strings.Compare(a.key, b.key) })
+	// See lockMetrics. Of two keys that look the same, as very long ones may, one is left out.
+	written := map[string]bool{}
+	all = slices.DeleteFunc(all, func(r *pastKey) bool {
+		label := metricsLabel(r.key)
+		again := written[label]
+		written[label] = true
+		return again
+	})
 	metric := func(name, help string, value func(r *pastKey) (any, bool)) {
 		b.WriteString(metricHead(name, help))
-		written := map[string]bool{} // see lockMetrics: two keys may look the same
 		for _, r := range all {
-			key := metricsLabel(r.key)
-			if v, ok := value(r); ok && !written[key] {
-				written[key] = true
-				fmt.Fprintf(&b, "%s{key=%s} %v\n", name, key, v)
+			if v, ok := value(r); ok {
+				fmt.Fprintf(&b, "%s{key=%s} %v\n", name, metricsLabel(r.key), v)
 			}
 		}
 	}

@@ -74,7 +74,7 @@ func TestRememberedMetrics(t *testing.T) {
 		}
 		return f
 	}
-	facts := ledger.Facts{Now: now, List: []ledger.Fact{fact("render", ledger.Running, nil), fact("render", ledger.Running, nil), fact("two\n\"lines\"", "failed", &failed), fact("nightly", ledger.OK, new(int)), {Last: ledger.Entry{Key: "paused"}}, {Last: ledger.Entry{Key: "bell\x01"}}, {Last: ledger.Entry{Key: `bell\x01`}}}}
+	facts := ledger.Facts{Now: now, List: []ledger.Fact{fact("render", ledger.Running, nil), fact("render", ledger.Running, nil), fact("two\n\"lines\"", "failed", &failed), fact("nightly", ledger.OK, new(int)), {Last: ledger.Entry{Key: "paused"}}, {Last: ledger.Entry{Key: "bell\x01"}}, fact(`bell\x01`, "failed", &failed), {Last: ledger.Entry{Key: "a\tb"}}, {Last: ledger.Entry{Key: "a b"}}}}
 	facts.List[0].Success = ledger.Success{Ended: now.Add(-5 * time.Hour)}
 	facts.List[1].Success = ledger.Success{Ended: now.Add(-4 * time.Hour)}
 	facts.List[3].Pause, facts.List[4].Pause = ledger.Pause{Until: now.Add(time.Hour)}, ledger.Pause{Until: ledger.Endless()}
@@ -101,8 +101,8 @@ func TestRememberedMetrics(t *testing.T) {
 		"pglead_last_success_timestamp_seconds": "render 1.7953356e+09\n",
 		"pglead_last_duration_seconds":          "nightly 90\nrender 3600\ntwo\n\"lines\" 90\n",
 		"pglead_last_status":                    "nightly 0\nrender 76\ntwo\n\"lines\" 3\n",
-		"pglead_running":                        "bell\\x01 0\nnightly 0\npaused 0\nrender 2\ntwo\n\"lines\" 0\n",
-		"pglead_paused_until_timestamp_seconds": "bell\\x01 0\nnightly 1.7953536e+09\npaused +Inf\nrender 0\ntwo\n\"lines\" 0\n",
+		"pglead_running":                        "a\\tb 0\na b 0\nbell\\x01 0\nnightly 0\npaused 0\nrender 2\ntwo\n\"lines\" 0\n",
+		"pglead_paused_until_timestamp_seconds": "a\\tb 0\na b 0\nbell\\x01 0\nnightly 1.7953536e+09\npaused +Inf\nrender 0\ntwo\n\"lines\" 0\n",
 	} {
 		if got[name] != want {
 			t.Errorf("%s:\n%swant\n%s", name, got[name], want)

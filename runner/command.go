@@ -37,6 +37,7 @@ func (r *run) childConfig() child.Config {
 		LostGrace: r.cfg.Lock.LostGrace, MostGrace: leasetime.MostGrace(lease), GuardPatience: guardPatience(lease),
 		Release: release, ReleaseEndsSession: endsSession,
 		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSocket, KeepGuard: r.keepsGuard,
+		Unkillable: func(names string) { r.nameUnkillable(names, r.held.Err() != nil) },
 	}
 }
 

@@ -173,7 +173,7 @@ func (s *supervision) lockLost() {
 	s.command.TellLost()
 	s.logLoss("lock lost, killing the command", s.lock.Err())
 	if s.unkillable != "" {
-		s.nameUnkillable()
+		s.run.nameUnkillable(s.unkillable, s.lock.Err() != nil)
 	}
 }
 
@@ -266,7 +266,7 @@ func (s *supervision) handle(event child.Event) {
 		s.command.StopPglead()
 	case event.Unkillable != "":
 		s.unkillable = event.Unkillable
-		s.nameUnkillable()
+		s.run.nameUnkillable(s.unkillable, s.lock.Err() != nil)
 	case event.Leftovers != "" && s.run.cfg.WaitForLeftovers:
 		s.run.log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
 	case event.Leftovers != "":
@@ -274,12 +274,13 @@ func (s *supervision) handle(event child.Event) {
 	}
 }
 
-func (s *supervision) nameUnkillable() {
+// nameUnkillable names processes that can't be killed.
+func (r *run) nameUnkillable(names string, lost bool) {
 	consequence := "the lock stays held while they live"
-	if s.lock.Err() != nil {
+	if lost {
 		consequence = "the lock is lost: another node may run the command while they live"
 	}
-	s.run.log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
+	r.log.Error("these processes can't be killed, and "+consequence+": "+names, "event", "unkillable")
 }
 
 // reasonPatience is how long, at most, the session takes to have the reason of a loss that the

@@ -52,6 +52,45 @@ func TestTracedGuard(t *testing.T) {
 	}
 }
 
+// TestTracedBeforeStart: a debugger keeps the guard from starting the command, and from being reaped
+// when it is killed for that. Its pglead keeps the lock, and names the guard.
+func TestTracedBeforeStart(t *testing.T) {
+	t.Parallel()
+	const key = "traced_before_start"
+	holder := command(t, "run", "--key", key, "--", "sh", "-c", "echo; exec sleep 1000")
+	start(t, holder)
+	var said lockedBuffer
+	cmd := command(t, "run", "--wait", "1m", "--lease", "6s", "--key", key, "--", "true")
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	guard := 0
+	if !eventually(func() bool {
+		below := children(cmd.Process.Pid)
+		if len(below) == 1 {
+			guard = below[0]
+		}
+		return guard != 0
+	}) {
+		t.Fatal("a waiter starts no guard")
+	}
+	detach := traced(t, guard, 0)
+	_ = holder.Process.Signal(syscall.SIGTERM)
+	_ = holder.Wait()
+	if !eventually(func() bool { return strings.Contains(said.String(), "can't be killed") }) {
+		t.Error("the guard is not named")
+	}
+	detach()
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 70 {
+		t.Errorf("status %d, want 70", code)
+	}
+	says(t, said.String(), fmt.Sprintf(`pglead: %[1]s: these processes can't be killed, and the lock stays held while they live: `+
+		`lease-guard \(%[2]d, (dead, )?traced by process %[3]d\)\n`+
+		`pglead: %[1]s: the guard process did not start the command in time\n`, key, guard, os.Getpid()))
+}
+
 // traced stops a process as a debugger does. The process can't be reaped, or die, before detach.
 func traced(t *testing.T, pid int, options uintptr) (detach func()) {
 	t.Helper()

@@ -70,6 +70,10 @@ type Config struct {
 	// Such commands run in the guard's session, each in a group of its own. KeepGuard has no effect
 	// with a terminal, since a terminal sends signals to sessions and groups.
 	KeepGuard bool
+
+	// Unkillable is called, once, with the names of processes that can't be killed after a failed
+	// start, for which StartCommand then waits. Once there is a Child, its Events name them.
+	Unkillable func(names string)
 }
 
 // killAt is when the tree gets SIGKILL if the lock is lost now. However long the LostGrace is, that

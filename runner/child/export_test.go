@@ -56,6 +56,18 @@ func VanishUntold(g *Guard, cfg Config) error {
 	return err
 }
 
+// VanishStarting does what the guard would see if this process died while it starts a command.
+func VanishStarting(g *Guard, cfg Config) error {
+	if err := unix.Kill(g.pid, unix.SIGSTOP); err != nil {
+		return err
+	}
+	err := writeMessage(g.control, msgStart, g.request(cfg))
+	g.hangUp()
+	_ = unix.Kill(g.pid, unix.SIGCONT)
+	g.reap()
+	return err
+}
+
 // HangUp does what the guard would see if this process died.
 func HangUp(c *Child) { c.guard.hangUp() }
 

@@ -42,6 +42,7 @@ func (g *guardProcess) start() (started bool) {
 		return false
 	}
 	if err := writeStartAnswer(blocking{g.fd}, msgStarted, int64(g.pid), born); err != nil {
+		g.orphaned = true
 		g.decideKill(pgleadGone)
 	}
 	return true

@@ -130,7 +130,8 @@ func duplicate(socket syscall.Conn) (int, error) {
 
 // killInPlaceOf does the rest of the work of a guard that was killed: the kernel has killed the
 // command, and this process has inherited what was below it. It returns how many processes it
-// reaped. It calls unkillable with the names of the processes that SIGKILL doesn't reach.
+// reaped. It calls unkillable, unless that is nil, with the names of the processes that SIGKILL
+// doesn't reach.
 //
 // A debugger can keep a killed guard from dying, and a dead one from being reaped. Then the tree is
 // killed all the same, and the guard is waited for, and named, like the rest.
@@ -158,7 +159,9 @@ func (gs *Guards) killInPlaceOf(g *Guard, unkillable func(names string)) (killed
 		}
 		if !told && time.Since(began) > unkillableAfter {
 			told = true
-			unkillable(gs.nameOrphans(g))
+			if names := gs.nameOrphans(g); unkillable != nil {
+				unkillable(names)
+			}
 		}
 		time.Sleep(pause)
 	}

@@ -323,6 +323,24 @@ func TestAgainUntold(t *testing.T) {
 	}
 }
 
+// TestVanishStarting: when this process is gone before it has read that the command has started, the
+// guard kills the command, and writes the release.
+func TestVanishStarting(t *testing.T) {
+	here, there := socketPair(t)
+	cfg := roleConfig(child.Config{Release: []byte("bye"), ReleaseEndsSession: true}, "exit", "0")
+	cfg.Path, cfg.Args = "/bin/true", []string{"true"}
+	if err := child.VanishStarting(newGuard(t, here), cfg); err != nil {
+		t.Fatal(err)
+	}
+	_ = here.Close()
+	if err := there.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := io.ReadAll(there); err != nil || string(said) != "bye" {
+		t.Errorf("the guard says %q, %v", said, err)
+	}
+}
+
 // TestManyRenewals: the deadlines that brief commands leave in the pipe do not keep those of a long
 // command after them out of it.
 func TestManyRenewals(t *testing.T) {

@@ -50,7 +50,8 @@ var (
 // and ctx's cause if ctx ended and the guard did not answer.
 //
 // A guard that is stopped, or hangs, can't make this process keep the lock: StartCommand
-// returns by the deadline, and soon after the end of ctx.
+// returns by the deadline, and soon after the end of ctx, unless processes can't be killed
+// (Config.Unkillable).
 func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 	g.idle = false
 	if boottime.Now() >= cfg.Deadline {
@@ -67,7 +68,7 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 	case err != nil:
 		// The guard may have died, or been stopped, after it started the command.
 		g.kill()
-		g.guards.killInPlaceOf(g, func(string) {})
+		g.guards.killInPlaceOf(g, cfg.Unkillable)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = errGuardSilent
 			if ctx.Err() != nil {

@@ -119,13 +119,13 @@ func (c *Candidate) acquireOnce(ctx context.Context, start StartGuard) (*Held, e
 				c.front = w.turn.Rank <= crowd.MostWatchers
 			}
 		}
-		w.guard.giveUp()
 		// Otherwise the next attempt, or the next run in a script, could still find the locks held. What a
 		// lost session had is left to the report.
 		if s.Err() == nil && (errors.As(err, new(*LedgerError)) || errors.Is(err, session.ErrUnconfirmed)) {
 			_ = w.giveBack(ctx)
 		}
 		s.Close()
+		w.guard.giveUp() // which a debugger may delay
 		w.reportUnstarted(ctx)
 		return nil, err
 	}
@@ -211,7 +211,7 @@ func isFull(err error) bool {
 // When the session of a waiter is lost, this happens, in this order:
 //
 //	waiter.sleep       notices the loss; an answer that misses its deadline is a loss, too
-//	acquireOnce        keeps former and front, gives up the guard, and closes the session
+//	acquireOnce        keeps former and front, closes the session, and gives up the guard
 //	Candidate.outlast  pauses: the first in line briefly, the others longer and longer
 //	acquireOnce        opens a session without a first try, which might overtake those in line
 //	waiter.join        ends the old session, if the server still has it; listens, takes its

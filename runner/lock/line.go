@@ -281,5 +281,5 @@ func (b *bid) leaveQuery() []string {
 // this one is carried out all the same.
 func (b *bid) noteLeft() {
 	clear(b.place.has[:])
-	b.listener.marked = nil
+	b.listener.noteUnmarked()
 }

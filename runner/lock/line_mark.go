@@ -60,8 +60,9 @@ func (l *listener) lacksMarks(inLine bool) (ids []lockkey.ID) {
 	if !l.on || inLine && l.claim.hasOneLine() {
 		return nil
 	}
+	marked := l.hasMarks()
 	for _, id := range l.claim.IDs {
-		if !slices.Contains(l.marked, id) {
+		if !slices.Contains(marked, id) {
 			ids = append(ids, id)
 		}
 	}
@@ -70,8 +71,24 @@ func (l *listener) lacksMarks(inLine bool) (ids []lockkey.ID) {
 
 // tookMark notes that the session got the common mark of a lock.
 func (l *listener) tookMark(id lockkey.ID, at evidence.LSN) {
+	l.mu.Lock()
 	l.marked = append(l.marked, id)
+	l.mu.Unlock()
 	l.evidence[id].NoteMark(at)
+}
+
+// hasMarks are the locks whose common marks the session has.
+func (l *listener) hasMarks() []lockkey.ID {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.marked)
+}
+
+// noteUnmarked notes that the common marks are free.
+func (l *listener) noteUnmarked() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.marked = nil
 }
 
 // takenSQL is an SQL expression that tries for a mark. Its value is the write-ahead log's position
@@ -103,7 +120,7 @@ func (b *bid) tookTicketMark(at evidence.LSN) {
 
 // freeMarksSQL are SQL expressions that free the common marks.
 func (l *listener) freeMarksSQL() (columns []string) {
-	for _, id := range l.marked {
+	for _, id := range l.hasMarks() {
 		columns = append(columns, advisory.CommonMarkOf(id).UnlockSQL())
 	}
 	return columns

@@ -100,6 +100,8 @@ func (a *Attempt) KeepListening(ctx context.Context) error {
 	if a.bid.cfg.Wait == 0 || !a.bid.cfg.announces() {
 		return nil
 	}
+	ctx, cancel := untilAnswered(ctx) // otherwise Close would not know which marks to free
+	defer cancel()
 	if a.kept = a.list.keep(a); a.kept {
 		err := a.bid.listen(ctx)
 		if err == nil {

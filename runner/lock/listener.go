@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
@@ -24,9 +25,11 @@ type listener struct {
 	evidence evidence.ByLock            // *
 	heard    chan evidence.Announcement // * a waiter's, for the line
 	news     chan struct{}              // * something new may have to be acted on
-	marked   []lockkey.ID               // * the locks whose common marks the session has
 	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool
+
+	mu     sync.Mutex   // for marked: a look may be answered when ctx has ended its wait
+	marked []lockkey.ID // * the locks whose common marks the session has
 }
 
 // newListener returns the listener of a session that does not listen yet. contested says that others
@@ -45,8 +48,9 @@ func newListener(s *session.Session, cfg *Config, contested bool) *listener {
 // noteGivenBack notes that these locks are about to be given back. A lock whose common mark the
 // session lacks is contested then: others may start under it without this session hearing of it.
 func (l *listener) noteGivenBack(locks []advisory.Lock) {
+	marked := l.hasMarks()
 	for _, given := range locks {
-		if !slices.Contains(l.marked, given.ID) {
+		if !slices.Contains(marked, given.ID) {
 			l.evidence.Contest(given.ID)
 		}
 	}
@@ -121,7 +125,8 @@ func (l *listener) unlisten(ctx context.Context) error {
 	queries = append(queries, selectQuery(l.freeMarksSQL())...)
 	err := insist(ctx, l.s, append(queries, session.PlainBeatQuery)...)
 	l.evidence.Forget()
-	l.on, l.marked = false, nil
+	l.on = false
+	l.noteUnmarked()
 	for range len(l.heard) { // now that nothing more is heard
 		<-l.heard
 	}
