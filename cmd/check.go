@@ -45,7 +45,7 @@ makes up for failures.`,
 				switch {
 				case err != nil:
 					return err
-				case !verdict.Known && isPattern(args[0]): // a key may have a * in it, and then it has run
+				case !verdict.Known && strings.ContainsAny(args[0], "*?"): // a key may have a * in it, and then it has run
 					return usagef("pglead history "+visible.ShellWord(args[0])+" shows the keys that match",
 						"check takes one key, and no run is remembered of %s", printable(args[0]))
 				}

@@ -46,6 +46,11 @@ run was due and none started.`,
   pglead history nightly -o html >nightly.html
   pglead history nightly -o json | jq '.[] | select(.outcome != "ok")'`,
 		RunE: func(cmd *cobra.Command, keys []string) error {
+			only := ""
+			one := len(keys) == 1
+			if one {
+				only, one = ledger.ParsePattern(keys[0]).Key()
+			}
 			switch {
 			case f.last < 0 || cmd.Flags().Changed("last") && f.last == 0:
 				return usagef("", "--last %d: from 1", f.last)
@@ -53,8 +58,8 @@ run was due and none started.`,
 				return usagef("", "--since must be longer than 0")
 			case cmd.Flags().Changed("every") && f.output.value != "html":
 				return usagef("", "only pglead history KEY -o html takes %s", sourceOf(cmd.Flags().Lookup("every")))
-			case len(keys) == 1 && !isPattern(keys[0]):
-				return f.history(cmd, keys[0])
+			case one:
+				return f.history(cmd, only)
 			}
 			return f.list(cmd, keys)
 		},

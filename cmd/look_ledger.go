@@ -2,7 +2,6 @@ package cmd
 
 import (
 	"context"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -101,9 +100,6 @@ func (f *lookFlags) withLedger(cmd *cobra.Command, open opener, do func(ctx cont
 		return do(ctx, found.on)
 	})
 }
-
-// isPattern says whether an argument stands for several keys, as in ls.
-func isPattern(key string) bool { return strings.ContainsAny(key, "*?") }
 
 // mostMatched limits the locks that one command shows or changes.
 const mostMatched = 10_000

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -31,7 +32,8 @@ func newLsCmd(u *ui) *cobra.Command {
 		Short:      "List every lock: key, holder, since when, waiters",
 		Long: `List every lock of the database: key, holder, since when, waiters. With
 patterns, list only the locks whose key matches one: * stands for any
-characters, ? for one.
+characters, ? for one. In a pattern, \ makes the next character stand for
+itself: 'really\?' is the key really?.
 
 Locks that other programs hold are shown by their number; pglead key
 --key-scheme all KEY prints the numbers of a key. What this role may not see is
@@ -156,7 +158,7 @@ func matcher(patterns []string) (func(key string) bool, error) {
 	}
 	var expressions []string
 	for _, p := range patterns {
-		expressions = append(expressions, strings.NewReplacer(`\*`, ".*", `\?`, ".").Replace(regexp.QuoteMeta(p)))
+		expressions = append(expressions, ledger.ParsePattern(p).Expression())
 	}
 	matches, err := regexp.Compile("(?s)^(" + strings.Join(expressions, "|") + ")$")
 	if err != nil { // it is not UTF-8

@@ -87,16 +87,17 @@ func (f *lookFlags) eachKey(
 	do func(k ledgerKey, ctx context.Context) (text string, err error),
 ) error {
 	var ids []lockkey.ID
-	var err error
-	if !isPattern(key) {
-		if ids, err = f.numbersOf(key); err != nil {
+	only, one := ledger.ParsePattern(key).Key()
+	if one {
+		var err error
+		if ids, err = f.numbersOf(only); err != nil {
 			return err
 		}
 	}
 	w := cmd.OutOrStdout()
 	return f.withLedger(cmd, openWriter, func(ctx context.Context, on session.Connection) error {
-		keys := []ledgerKey{{on: on, key: key, ids: ids}}
-		if isPattern(key) {
+		keys := []ledgerKey{{on: on, key: only, ids: ids}}
+		if !one {
 			facts, err := find(ctx, on, key)
 			switch {
 			case err != nil:

@@ -112,8 +112,7 @@ func like(patterns []string) string {
 	if len(patterns) == 0 {
 		return "true"
 	}
-	wildcards := strings.NewReplacer(`\`, `\\`, `%`, `\%`, `_`, `\_`, `*`, `%`, `?`, `_`)
-	return "(" + joined(patterns, " OR ", func(p string) string { return "key LIKE " + quote(wildcards.Replace(p)) }) + ")"
+	return "(" + joined(patterns, " OR ", func(p string) string { return "key LIKE " + ParsePattern(p).like() }) + ")"
 }
 
 // Pauses are the facts of locks that are paused.
