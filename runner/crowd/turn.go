@@ -30,11 +30,11 @@ import (
 //	does something else
 //	the watch: the lock is free               a look at once; rank 1 tries at once, unless     WatchEnds
 //	                                          its turn is near
-//	this waiter ends a silent session         the same as an end that names it: a burst        HeardEnd
+//	this waiter ends a silent session         the same as an end that names it: a burst        Freed
 //	a try                                     no other try is planned                          TakeTry
 //	a try is refused                          a look at once after a burst, or if no known     LookAt
 //	                                          holder explains it
-//	the waiter becomes dormant                no try                                           TakeTry
+//	the waiter becomes dormant                no try                                           DropTry
 type Turn struct {
 	Own   uint32        // the waiter's session
 	Lease time.Duration // the waiter's
@@ -70,9 +70,12 @@ func (t *Turn) LooksBy(at time.Time) bool { return !at.Before(t.lookAt) }
 // TakeTry forgets the planned try, and says whether that try was to be a burst.
 func (t *Turn) TakeTry() (burst bool) {
 	burst = t.burst
-	t.tryAt, t.burst = time.Time{}, false
+	t.DropTry()
 	return burst
 }
+
+// DropTry forgets the planned try.
+func (t *Turn) DropTry() { t.tryAt, t.burst = time.Time{}, false }
 
 const (
 	// triesWhatsFree is the last rank that tries a lock which two looks have shown to be free.
@@ -159,7 +162,7 @@ func (t *Turn) TryLater(now time.Time, watches bool) {
 func (t *Turn) HeardStart(now time.Time, by uint32, trusted, watches bool) {
 	t.unheld = 0
 	if t.Rank > triesWhatsFree || trusted {
-		t.TakeTry()
+		t.DropTry()
 	}
 	if i := slices.Index(t.ahead, by); i >= 0 {
 		t.ahead = slices.Delete(t.ahead, i, i+1)
@@ -182,6 +185,9 @@ func (t *Turn) HeardEnd(now time.Time, to uint32) {
 	}
 	t.burst = t.burst || t.Rank == 1 || to == t.Own
 }
+
+// Freed notes that this waiter has ended the holder's session, which frees the lock.
+func (t *Turn) Freed(now time.Time) { t.HeardEnd(now, t.Own) }
 
 // delay is how long the lock is left to those before this session after an announced end. The end
 // may name another session although none is known to be before this one.

@@ -2,6 +2,7 @@ package describe
 
 import (
 	"fmt"
+	"net/url"
 	"strings"
 )
 
@@ -11,27 +12,34 @@ const (
 	leftOut   = "*" // no host's name has it
 )
 
-// ShortHost is a host as such a session's name shows it: without its middle, if it is too long. What
-// tells hosts apart may be at the beginning, as in a domain name, or at the end, as in a pod's.
+// ShortHost is a host as such a session's name shows it: encoded, since the server shows other bytes
+// in its own way, and without its middle, if it is too long. What tells hosts apart may be at the
+// beginning, as in a domain name, or at the end, as in a pod's.
 func ShortHost(host string) string {
-	if len(host) <= mostShort {
-		return host
+	escaped := escapeShort(host, mostNamed)
+	if len(escaped) <= mostShort {
+		return escaped
 	}
 	const half = mostShort / 2
-	return host[:half] + leftOut + host[len(host)-half:]
+	return escaped[:half] + leftOut + escaped[len(escaped)-half:]
 }
 
-// HostRankSQL is an SQL expression for a row of pg_stat_activity. It is 0 if the comment says that
-// the session is on this host, which may be a ShortHost; 1 if the session's name says so, which is
-// all that other roles see, and may be cut off; and else 2.
-func HostRankSQL(host string) string {
-	begin, end, short := strings.Cut(host, leftOut)
-	inComment, inName := likeable(escapeShort(begin, mostNamed)), likeable(begin)
-	switch shown := mostName/2 - len("@"); {
-	case short:
-		inComment, inName = inComment+"%"+likeable(escapeShort(end, mostNamed)), inName+"%"
-	case len(host) > shown:
-		inName = likeable(host[:shown])
+// HostRankSQL is an SQL expression for a row of pg_stat_activity, and for a ShortHost. It is 0 if the
+// comment says that the session is on this host; 1 if the session's name says so, which is all that
+// other roles see, and may be cut off; and else 2.
+func HostRankSQL(short string) string {
+	begin, end, cut := strings.Cut(short, leftOut)
+	inComment := likeable(begin)
+	if cut {
+		inComment += "%" + likeable(end)
+	}
+	shown, err := url.QueryUnescape(begin)
+	if err != nil { // cut off within a character
+		shown, _ = url.QueryUnescape(begin[:strings.LastIndex(begin, "%")])
+	}
+	inName := likeable(shown[:min(len(shown), mostHost)])
+	if cut && len(shown) < mostHost {
+		inName += "%"
 	}
 	return fmt.Sprintf("CASE WHEN query LIKE '%%host=''%s''%%' THEN 0 WHEN application_name LIKE '%%@%s' THEN 1 ELSE 2 END", inComment, inName)
 }

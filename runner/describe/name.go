@@ -27,14 +27,14 @@ const (
 
 	// mostName is NAMEDATALEN-1: the server cuts off the rest.
 	mostName = 63
+	mostHost = mostName/2 - len("@")
 )
 
 // String is the name without its token, as far as it fits. The server shows other bytes as
 // question marks, a quote would end the literal with the name, and a key that begins as a token
 // does would be read as one.
 func (n Name) String() string {
-	host := "@" + n.Host
-	host = host[:min(len(host), mostName/2)]
+	host := "@" + n.Host[:min(len(n.Host), mostHost)]
 	name := namePrefix + n.Key
 	if after, marked := strings.CutPrefix(n.Key, tokenMark); marked {
 		name = namePrefix + "?" + after

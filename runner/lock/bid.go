@@ -102,7 +102,7 @@ func (b *bid) readTry(value string) (won []advisory.Lock, err error) {
 // trySQL is an SQL expression that takes what is missing, as try describes it. readTry reads its
 // value.
 func (b *bid) trySQL() string {
-	if b.cfg.sharesSession() && !b.listener.on {
+	if b.cfg.ofList && !b.listener.on {
 		return b.cfg.firstTrySQL()
 	}
 	return b.cfg.tryMissingSQL(b.missing(), b.place.everJoined())
@@ -199,7 +199,7 @@ func (b *bid) unlock(ctx context.Context, also ...string) error {
 // or since this is no list, it returns err. If it fails, it returns an error that is never waited
 // out: the list has to end, and its session with it.
 func (cfg *Config) freeRejected(ctx context.Context, s *session.Session, err error, locks []advisory.Lock) error {
-	if !cfg.sharesSession() || session.AnsweredError(err) == nil {
+	if !cfg.ofList || session.AnsweredError(err) == nil {
 		return err
 	}
 	var queries []string

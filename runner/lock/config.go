@@ -46,7 +46,7 @@ type Config struct {
 	// LongDelay: a longer lock-delay than this is logged as a warning.
 	LongDelay time.Duration
 
-	ofList bool // the session is a List's: it outlives the lock, has others, and stands in no line
+	ofList bool // the session is a List's, which outlives the lock, and may have others
 }
 
 // Forever is a wait without end.
@@ -82,5 +82,5 @@ func (cfg *Config) describe() describe.Description {
 // tokens, shows none, and neither does doctor's, whose name is not a holder's.
 func (cfg *Config) showsToken() bool {
 	_, holders := describe.ParseName(cfg.Session.ApplicationName)
-	return holders && !cfg.sharesSession()
+	return holders && !cfg.ofList
 }

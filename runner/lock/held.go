@@ -96,7 +96,7 @@ func (h *Held) Release(ctx context.Context) error {
 		h.warnUnrecorded(err)
 	}
 	staysForRole := h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.settledAt) < briefRun)
-	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.sharesSession() && !staysForRole})
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.ofList && !staysForRole})
 	if err != nil && session.AnsweredError(err) == nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (h *Held) warnUnannounced(err error) {
 // Close ends the session, unless others on a list use it, and frees with it what is still held. If
 // the session has to stay for a while (stayForRole), Close first waits for the rest of that.
 func (h *Held) Close() {
-	if !h.cfg.sharesSession() {
+	if !h.cfg.ofList {
 		time.Sleep(time.Until(h.stays))
 		h.Session.Close()
 	}
@@ -169,7 +169,7 @@ func (h *Held) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(h
 // These commits wait for no standby and for no disk, since the lock's session must not hang in a
 // commit. If they are lost, the next start waits as if nothing had been recorded.
 func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
-	queries, ends := h.recordQueries(ledger.End{Outcome: ledger.Killed}, "off"), !h.cfg.sharesSession()
+	queries, ends := h.recordQueries(ledger.End{Outcome: ledger.Killed}, "off"), !h.cfg.ofList
 	switch {
 	case !h.cfg.Session.Transaction:
 		queries = append(queries, h.releaseQueries()...)

@@ -26,7 +26,7 @@ import (
 // goDormant makes the waiter dormant, and cancels its turn: if it took the lock now, it
 // would have heard nothing of the last holder.
 func (w *waiter) goDormant(ctx context.Context) error {
-	w.turn.TakeTry()
+	w.turn.DropTry()
 	w.unwatch() // otherwise the end of the watch would later replace this heartbeat
 	w.s.SetHeartbeat(session.Heartbeat{
 		Every:   crowd.HearCall(w.cfg.Session.Lease),
@@ -76,7 +76,7 @@ func (w *waiter) whomToCall() crowd.ToCall {
 		return crowd.NoneToCall
 	case w.drawn.dormant:
 		return crowd.SomeDormant
-	case w.candidate.foundFull:
+	case w.candidate.wait.foundFull:
 		return crowd.SomeAbsent
 	}
 	return crowd.NoneToCall

@@ -117,7 +117,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	message := "the holder has been silent for as long as its command can live: "
 	if rows.Is("t") {
 		message += "its session is ended"
-		w.turn.HeardEnd(time.Now(), w.turn.Own)
+		w.turn.Freed(time.Now())
 	} else {
 		message += "its session, which this role may not end, is left to the server"
 	}

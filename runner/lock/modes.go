@@ -27,17 +27,9 @@ func (c Claim) needsGate(hasReaders bool) bool { return c.takesAny() || !c.Share
 // takes all or nothing.
 func (cfg *Config) keepsPart() bool { return !cfg.Claim.takesAny() && !cfg.Session.Transaction }
 
-// sharesSession says whether the session outlives the lock, and may have others. It then shows no
-// token, and no bid's first try travels with its login.
-func (cfg *Config) sharesSession() bool { return cfg.ofList }
-
 // announces says whether starts and ends are announced, so that those who wait stand in line, and
 // hear of them. In a transaction they poll: through a pooler nobody can listen.
 func (cfg *Config) announces() bool { return !cfg.Session.Transaction }
-
-// asksAudience says whether the draw asks who listens, and announces the start only if somebody
-// does. A list announces it in any case: others may come back for the item without a line.
-func (cfg *Config) asksAudience() bool { return !cfg.ofList }
 
 // seeksListener says whether an end is announced only if somebody in line listens. Those who may
 // come back for a list's item hear of it in any case, but not of a reader's, which proves nothing.
@@ -55,7 +47,7 @@ func (cfg *Config) canExchange() bool { return cfg.drawsWithTry() && !cfg.Claim.
 
 // needsSecondLater says whether the second session is needed again after the draw: for a quorum's
 // commits, and for the next item of a list.
-func (cfg *Config) needsSecondLater() bool { return cfg.Session.Quorum || cfg.sharesSession() }
+func (cfg *Config) needsSecondLater() bool { return cfg.Session.Quorum || cfg.ofList }
 
 // announcesDeath says whether waiters are told of a command that is dead after a loss. After a
 // reader, or without a lock-delay, they wait for nothing that this would shorten.
@@ -107,6 +99,10 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	                 the guard's word of the end waits for none              Held.EncodedRelease
 //	                 the first try does not travel with the login            session.Open
 //	of a list        the session outlives the lock, and holds others         Held.Close, exchange
+//	                 no first try travels with its login                     bid.trySQL
+//	                 it shows no token                                       showsToken
+//	                 each start is announced, though nobody may listen:      bareDrawQuery
+//	                 others may come back for the item without a line
 //	                 nobody stands in line: the list comes back              Attempt.KeepListening
 //	with a ledger    it is asked for the start, and told of the end          startInLedger,
 //	                                                                         recordQueries

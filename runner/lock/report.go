@@ -77,7 +77,7 @@ func ReportKilled(ctx context.Context, runs ...*Held) {
 // started.
 func ReportEnded(ctx context.Context, h *Held) {
 	r := newReport(h)
-	r.announces = r.announces && !h.cfg.sharesSession()
+	r.announces = r.announces && !h.cfg.ofList
 	if r.owing == nil {
 		r.most = min(r.most, LateMost)
 	}
@@ -190,7 +190,7 @@ func (r *report) try(ctx context.Context) error {
 // that its command is dead. If the session was lost in the release, its name may show the end by
 // now. A list has closed its own.
 func (h *Held) announceDeathQueries() (queries []string) {
-	if !h.cfg.sharesSession() {
+	if !h.cfg.ofList {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE %s AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
 			h.Session.BackendPID(), describe.ShowsTokenSQL("application_name", h.Token)))

@@ -200,6 +200,7 @@ func TestStepDownToLongHost(t *testing.T) {
 	hosts := []string{
 		"ip-10-0-0-12.eu-central-1.compute.internal", "ip-10-0-0-12.eu-central-1.compute.interior",
 		"invoice-worker-in-production-7d9f8b6c5d-abcde", "invoice-worker-in-production-7d9f8b6c5d-fghij",
+		"bücher", "bäcker",
 	}
 	h := acquire(t, cfg)
 	waiters := map[string]*contender{}
@@ -214,7 +215,12 @@ func TestStepDownToLongHost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		request := <-h.StepDowns()
+		var request lock.StepDown
+		select {
+		case request = <-h.StepDowns():
+		case <-time.After(longest):
+			t.Fatal("the request is not heard")
+		}
 		r.Close()
 		h.Prefer(request.To)
 		release(t, h)

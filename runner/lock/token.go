@@ -74,8 +74,7 @@ func isListed(l advisory.Lock, row []string) bool {
 //	draws the token                   once
 //	starts the run in the ledger      once, if no start that was heard can be in its way
 //	asks who listens, who is dormant  not for a list
-//	shows the token in the session's  for later looks
-//	name
+//	shows it in the session's name    for later looks
 //	evaluates further columns         for example to leave the line; once for each lock
 //	announces the start               on each lock's channel, if somebody listens
 //	lists the locks                   a row for each that the session has, for areListed
@@ -100,7 +99,7 @@ func (cfg *Config) bareDrawQuery(locks []advisory.Lock, started string, columns 
 		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started,
 	}
 	from := fromLocksSQL
-	if cfg.asksAudience() {
+	if !cfg.ofList {
 		all = append(all, "audience.dormant", "audience.listens")
 		from += ", (" + cfg.Claim.audienceQuery() + ") AS audience"
 	} else {
@@ -114,7 +113,7 @@ func (cfg *Config) bareDrawQuery(locks []advisory.Lock, started string, columns 
 	for _, l := range locks {
 		ids = append(ids, l.ID)
 		condition := "audience.listens"
-		if !cfg.asksAudience() {
+		if cfg.ofList {
 			condition = advisory.AmongSQL([]lockkey.ID{l.ID}) // only in this lock's row
 		}
 		all = append(all, fmt.Sprintf("CASE WHEN %s THEN %s END", condition, notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))))

@@ -126,16 +126,16 @@ type Session struct {
 
 // state says how a session ends. It only goes forward:
 //
-//	open           → parting   its owner sends a goodbye with a request (Request.Last)
-//	open, parting  → closed    its owner closes it
-//	open, parting  → lost      anything else ends it before that, or before that request is answered
+//	stateOpen                → stateParting  its owner sends a goodbye with a request (Request.Last)
+//	stateOpen, stateParting  → stateClosed   its owner closes it
+//	stateOpen, stateParting  → stateLost     anything else ends it before that, or before that request is answered
 type state int
 
 const (
-	open state = iota
-	parting
-	closed
-	lost
+	stateOpen state = iota
+	stateParting
+	stateClosed
+	stateLost
 )
 
 // serverFacts are what the login, Begin and the second session have learned about the server.
@@ -228,7 +228,7 @@ func (s *Session) Done() <-chan struct{} { return s.done }
 func (s *Session) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.state != lost {
+	if s.state != stateLost {
 		return nil
 	}
 	return s.end
@@ -283,8 +283,8 @@ func (s *Session) fail(cause error) {
 	if s.end != nil {
 		return
 	}
-	if s.state == open || s.state == parting && s.current != nil {
-		s.state = lost
+	if s.state == stateOpen || s.state == stateParting && s.current != nil {
+		s.state = stateLost
 	}
 	s.end = &LostError{Cause: cause, SilentFor: s.clock.now().Sub(s.provenAt)}
 	close(s.done)
@@ -298,9 +298,9 @@ func (s *Session) Close() {
 	s.closeOnce.Do(func() {
 		close(s.stop)
 		s.mu.Lock()
-		goodbye, listens := s.state == parting, len(s.hearers) > 0
-		if s.state != lost {
-			s.state = closed
+		goodbye, listens := s.state == stateParting, len(s.hearers) > 0
+		if s.state != stateLost {
+			s.state = stateClosed
 		}
 		s.mu.Unlock()
 		if !goodbye { // otherwise nothing is left to wait for, and this process may be about to end

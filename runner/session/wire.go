@@ -142,8 +142,8 @@ func (s *Session) transmit(r Request) (*roundTrip, error) {
 	defer s.writing.Unlock()
 	s.mu.Lock()
 	s.current = rt
-	if r.Last && s.state == open {
-		s.state = parting
+	if r.Last && s.state == stateOpen {
+		s.state = stateParting
 	}
 	if s.askedSince <= s.provenAt {
 		s.askedSince = rt.sent
@@ -272,7 +272,7 @@ func (s *Session) read() {
 // request (Request.Last).
 func (s *Session) disconnected(rt *roundTrip, err error) {
 	s.mu.Lock()
-	parted := s.state == parting && rt == nil
+	parted := s.state == stateParting && rt == nil
 	s.mu.Unlock()
 	if parted {
 		return

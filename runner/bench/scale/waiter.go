@@ -154,7 +154,7 @@ func (n *node) beDormant(then func()) {
 	}
 	n.unmarked = n.unmarked || n.marked
 	n.hears, n.marked, n.knows, n.mail = false, false, nothing, nil
-	n.turn.TakeTry()
+	n.turn.DropTry()
 	n.unwatch()
 	n.request(n.s.costs.beat, then)
 }
