@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"strings"
 
 	"github.com/pglead/pglead/runner/session"
 )
@@ -26,6 +27,16 @@ func (b *Bid) GiveBack(ctx context.Context) error                { return b.give
 func (b *Bid) Listen(ctx context.Context) error                  { return b.listen(ctx) }
 func (b *Bid) Unlisten(ctx context.Context) error                { return b.listener.unlisten(ctx) }
 func (b *Bid) EndArrival(ctx context.Context) error              { return b.endArrival(ctx) }
+
+// NextNamed is the session that the announcement of the end would name, or an error.
+func (h *Held) NextNamed(ctx context.Context) string {
+	_, order, _ := strings.Cut(h.announceEndQuery(h.Locks[0], h.cfg.Claim.listenersSQL()), " FROM ")
+	row, err := h.Session.Row(ctx, 1, "SELECT pid FROM "+order)
+	if err != nil {
+		return err.Error()
+	}
+	return row[0]
+}
 
 // OpenSession opens a session as a candidate does.
 func OpenSession(ctx context.Context, cfg Config) (*session.Session, error) {

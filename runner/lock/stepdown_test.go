@@ -185,48 +185,35 @@ func TestLockedCatalog(t *testing.T) {
 	a.Close()
 }
 
-// TestStepDownToLongHost: hosts whose names differ only where a session's name doesn't show them are
-// told apart by those who see the session's comment.
-func TestStepDownToLongHost(t *testing.T) {
+// TestPreferredHost: hosts whose names differ only where a session's name doesn't show them are told
+// apart by those who see the session's comment.
+func TestPreferredHost(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(7))
-	on := func(host string) lock.Config {
-		there := cfg
-		there.Description.Host = host
-		there.Session.ApplicationName = describe.Name{Key: "test", Host: host}.String()
-		return there
-	}
 	hosts := []string{
-		"ip-10-0-0-12.eu-central-1.compute.internal", "ip-10-0-0-12.eu-central-1.compute.interior",
+		"web1", "ip-10-0-0-12.eu-central-1.compute.internal", "ip-10-0-0-12.eu-central-1.compute.interior",
 		"invoice-worker-in-production-7d9f8b6c5d-abcde", "invoice-worker-in-production-7d9f8b6c5d-fghij",
 		"bücher", "bäcker",
 	}
 	h := acquire(t, cfg)
-	waiters := map[string]*contender{}
 	for i, host := range hosts {
-		waiters[host] = contend(t, on(host))
+		there := cfg
+		there.Description.Host = host
+		there.Session.ApplicationName = describe.Name{Key: "test", Host: host}.String()
+		contend(t, there)
 		inLine(t, server, id(7), i+1)
 	}
-	asker := config(t, server.DSN("postgres"), exclusive(7))
-	for len(hosts) > 0 {
-		to := hosts[len(hosts)-1]
-		r, err := lock.AskToStepDown(t.Context(), asker.Session, []lockkey.ID{id(7)}, "cron on web1", to)
-		if err != nil {
-			t.Fatal(err)
+	for _, host := range append(hosts, "nowhere") {
+		h.Prefer(describe.ShortHost(host))
+		named := query(t, server, "SELECT query FROM pg_stat_activity WHERE pid = "+h.NextNamed(t.Context()))[0]
+		want := host
+		if host == "nowhere" {
+			want = hosts[0] // the first in line
 		}
-		var request lock.StepDown
-		select {
-		case request = <-h.StepDowns():
-		case <-time.After(longest):
-			t.Fatal("the request is not heard")
+		if d, _ := describe.Parse(named); d.Host != want {
+			t.Errorf("with %s preferred the next one is on %q", host, d.Host)
 		}
-		r.Close()
-		h.Prefer(request.To)
-		release(t, h)
-		h.Close()
-		h = waiters[to].held(t)
-		hosts = hosts[:len(hosts)-1]
 	}
 	release(t, h)
 }

@@ -53,8 +53,7 @@ func (e *Evidence) standingOf(pid uint32) standing {
 	return asStranger
 }
 
-// applyWords applies each word that counts, and has not been applied yet. The word closes the starts
-// of the runs of which it speaks.
+// applyWords applies each word that counts, and has not been applied yet.
 func (e *Evidence) applyWords() {
 	for i, w := range e.words {
 		if w.Word == Dead && e.standingOf(w.PID) == asOwn {
@@ -64,32 +63,38 @@ func (e *Evidence) applyWords() {
 			continue
 		}
 		e.words[i].applied = true
-		own := e.standingOf(w.PID) == asOwn
-		closed := slices.ContainsFunc(e.starts, func(s knownStart) bool { return e.closes(w, s) && s.token == w.Token })
-		isNews := e.fromHolder(w) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
-			return e.closes(w, s) && e.isConfirmed(s) && s.noted > e.mark.noted
-		})
-		var left []knownStart // a new list, since closes still looks at all of e.starts
-		for _, s := range e.starts {
-			if !e.closes(w, s) {
-				left = append(left, s)
-			}
-		}
-		e.starts = left
-		if !isNews { // the word is a repetition, or late
+		e.apply(w)
+	}
+}
+
+// apply closes the starts of which a word speaks. If that is news, and not a repetition or late, the
+// word is that of the last end.
+func (e *Evidence) apply(w heardWord) {
+	own := e.standingOf(w.PID) == asOwn
+	isNews, isKnown := e.fromHolder(w), own
+	var left []knownStart // a new list, since closes still looks at all of e.starts
+	for _, s := range e.starts {
+		if !e.closes(w, s) {
+			left = append(left, s)
 			continue
 		}
-		switch {
-		case e.last == nil || w.Token > e.last.token:
-			e.last = &lastEnd{token: w.Token, isKnown: own || closed, coversEarlier: w.CoversEarlier}
-		case w.Token == e.last.token && w.CoversEarlier: // so far the end was only seen, in the session's name
-			e.last.coversEarlier = true
-		}
-		if own && w.CoversEarlier {
-			e.last.deadUpTo = max(e.last.deadUpTo, w.Token)
-		}
-		e.last.at = boottime.Now()
+		isNews = isNews || e.isConfirmed(s) && s.noted > e.mark.noted
+		isKnown = isKnown || s.token == w.Token
 	}
+	e.starts = left
+	if !isNews {
+		return
+	}
+	switch {
+	case e.last == nil || w.Token > e.last.token:
+		e.last = &lastEnd{token: w.Token, isKnown: isKnown, coversEarlier: w.CoversEarlier}
+	case w.Token == e.last.token && w.CoversEarlier: // so far the end was only seen, in the session's name
+		e.last.coversEarlier = true
+	}
+	if own && w.CoversEarlier {
+		e.last.deadUpTo = max(e.last.deadUpTo, w.Token)
+	}
+	e.last.at = boottime.Now()
 }
 
 // counts says whether a word may close anything. If the speaker's number now belongs to a
