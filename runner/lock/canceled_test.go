@@ -161,23 +161,30 @@ func TestCanceledEnd(t *testing.T) {
 		change   func(*lock.Config)
 		canceled int32
 		warnings int
+		late     bool // when the server has sent the row
 	}{
-		{"session", func(*lock.Config) {}, 1, 0},
-		{"several", func(cfg *lock.Config) { cfg.Claim = exclusive(7, 8) }, 1, 0},
-		{"twice", func(*lock.Config) {}, 2, 0},
-		{"list", func(cfg *lock.Config) { *cfg = staying(*cfg) }, 1, 0},
-		{"transaction", func(cfg *lock.Config) { cfg.Session.Transaction = true }, 1, 0},
-		{"quorum", func(cfg *lock.Config) { cfg.Session.Quorum = true }, 1, 0},
-		{"session, always", func(*lock.Config) {}, always, 1},
-		{"transaction, always", func(cfg *lock.Config) { cfg.Session.Transaction = true }, always, 1},
-		{"quorum, always", func(cfg *lock.Config) { cfg.Session.Quorum = true }, always, 1},
+		{"session", func(*lock.Config) {}, 1, 0, false},
+		{"several", func(cfg *lock.Config) { cfg.Claim = exclusive(7, 8) }, 1, 0, false},
+		{"twice", func(*lock.Config) {}, 2, 0, false},
+		{"list", func(cfg *lock.Config) { *cfg = staying(*cfg) }, 1, 0, false},
+		{"transaction", func(cfg *lock.Config) { cfg.Session.Transaction = true }, 1, 0, false},
+		{"quorum", func(cfg *lock.Config) { cfg.Session.Quorum = true }, 1, 0, false},
+		{"session, late", func(*lock.Config) {}, 1, 0, true},
+		{"list, late", func(cfg *lock.Config) { *cfg = staying(*cfg) }, 1, 0, true},
+		{"transaction, late", func(cfg *lock.Config) { cfg.Session.Transaction = true }, 1, 0, true},
+		{"session, always", func(*lock.Config) {}, always, 1, false},
+		{"transaction, always", func(cfg *lock.Config) { cfg.Session.Transaction = true }, always, 1, false},
+		{"quorum, always", func(cfg *lock.Config) { cfg.Session.Quorum = true }, always, 1, false},
 	} {
 		var left atomic.Int32
 		relayed := newSlowRelay(t, server, func(sql string) string {
-			if strings.Contains(sql, "pglead.finish_1") && left.Add(-1) >= 0 {
-				return canceled
+			switch {
+			case !strings.Contains(sql, "pglead.finish_1") || left.Add(-1) < 0:
+				return sql
+			case of.late:
+				return sql + "; " + canceled
 			}
-			return sql
+			return canceled
 		})
 		cfg := ledgered(config(t, dsn, exclusive(int64(100+i))))
 		cfg.Session.Database = config(t, strings.Replace(relayed, "user="+localpg.Superuser, "user=cron", 1), cfg.Claim).Session.Database

@@ -374,3 +374,15 @@ func TestErrorsAreSignsOfLife(t *testing.T) {
 	case <-time.After(2 * cfg.Lease):
 	}
 }
+
+// TestFailedQueryHasNoRows: the server may send a row before the error that undoes what it tells.
+func TestFailedQueryHasNoRows(t *testing.T) {
+	server := start(t, nil)
+	s := open(t, server.DSN("postgres"))
+	answers, err := s.Ask(t.Context(), session.Request{SQL: []string{
+		"SELECT 1", "SELECT 2, pg_cancel_backend(pg_backend_pid())", "SELECT 3",
+	}})
+	if !session.HasCode(err, session.QueryCanceled) || len(answers) != 3 || !answers[0].Is("1") || len(answers[1]) != 0 || !answers[2].Is("3") {
+		t.Errorf("%v, %v", answers, err)
+	}
+}

@@ -53,9 +53,10 @@ type roundTrip struct {
 	result    chan struct{}
 }
 
-// Ask sends a request and waits for the answer. An error of the server is a *pgconn.PgError, an
-// answer that is too long an *Error, the loss of the session a *LostError. If ctx ends first, the
-// caller does not learn what the server did, and the next request waits for the answer.
+// Ask sends a request and waits for the answer, in which a query that failed has no rows. An error
+// of the server is a *pgconn.PgError, an answer that is too long an *Error, the loss of the session a
+// *LostError. If ctx ends first, the caller does not learn what the server did, and the next request
+// waits for the answer.
 //
 //	askOnce        one round trip
 //	askInEncoding  repeats what fails since the database's encoding lacks a character
@@ -292,6 +293,7 @@ func (s *Session) noteError(rt *roundTrip, pgErr *pgconn.PgError) {
 		s.fail(fmt.Errorf("the server ended the session: %w", serverError{pgErr}))
 	} else if rt != nil {
 		rt.failed = append(rt.failed, failure{len(rt.SQL) - rt.left, pgErr})
+		rt.answers[len(rt.answers)-1] = nil // a row may come before the error that rolls back what it tells
 		if rt.err == nil {
 			rt.err = pgErr
 		}
