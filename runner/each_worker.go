@@ -368,5 +368,8 @@ func (w *worker) fetchAhead(ctx context.Context, got chan<- fetched) {
 		w.giveBack(next)
 		w.pushedBack = &next.item
 	}
+	if err != nil {
+		w.cancel(err) // the command that runs may take long, and no other worker should start one meanwhile
+	}
 	got <- fetched{err: err}
 }

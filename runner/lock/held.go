@@ -82,15 +82,20 @@ func (h *Held) Renewed() <-chan boottime.Instant {
 // nothing, since a NOTIFY costs the whole server; only a session that works on a list announces
 // each end. Call comes before it, where somebody may have waited. A session that nobody else uses
 // ends with the release, unless the waiters in line may still have to look up its role (Close). A
-// release takes no longer than a holder has.
+// release takes no longer than a holder has. In a list it also waits for other items' requests, each
+// of which takes no longer: the session goes on, so the lock has to be freed.
 func (h *Held) Release(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, leasetime.HolderShare(h.cfg.Session.Lease))
-	defer cancel()
+	if !h.cfg.ofList {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, leasetime.HolderShare(h.cfg.Session.Lease))
+		defer cancel()
+	}
 	if h.cfg.Session.Transaction {
 		return h.endTransaction(ctx)
 	}
 	var record []string
-	if !h.cfg.Session.Quorum {
+	apart := h.recordsApart()
+	if !apart {
 		record = h.recordQueries(h.end, h.endCommit())
 	} else if err := insistOn(func() error { return h.recordEach(ctx) }); err != nil {
 		h.warnUnrecorded(err)
@@ -103,13 +108,13 @@ func (h *Held) Release(ctx context.Context) error {
 	if staysForRole {
 		h.stays = time.Now().Add(stayForRole)
 	}
-	return h.judgeRelease(ctx, answers, err)
+	return h.judgeRelease(ctx, answers, err, apart)
 }
 
 // judgeRelease says whether the locks are free, and warns of what else the server has rejected.
 // Each query was a transaction of its own, so the server has carried out the unlock, which is the
 // last, even if it has rejected the others.
-func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err error) error {
+func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err error, recordedApart bool) error {
 	last := len(answers) - 1
 	released := answers[last].Is(strconv.Itoa(len(h.Locks)))
 	if !released && err != nil && h.cfg.freeRejected(ctx, h.Session, err, h.Locks) == nil {
@@ -123,11 +128,11 @@ func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err err
 		return h.cfg.Claim.rejected(err)
 	case !released:
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
-	case err != nil && h.owes(answers...): // it has rejected the record of an end
+	case err != nil && !recordedApart && h.owes(answers...): // it has rejected the record of an end
 		h.recordAgain(ctx, err)
 	case err != nil && !h.isArrivalTimeout(err, answers):
 		h.warnUnannounced(err)
-	case err == nil && !h.cfg.Session.Quorum:
+	case err == nil && !recordedApart:
 		h.checkRecorded(answers...)
 	}
 	return nil

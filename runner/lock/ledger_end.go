@@ -40,6 +40,12 @@ func (h *Held) RecordEnd(ctx context.Context) (done <-chan struct{}) {
 	return tried
 }
 
+// recordsApart says whether the ends are recorded before the release, each by a request of its own.
+// So it is with a quorum, where they are commits on the second session, and for several locks: if the
+// ledger's tables are locked, each record waits for 3 s, and all of them would wait for longer than an
+// answer may take.
+func (h *Held) recordsApart() bool { return h.cfg.Session.Quorum || len(h.owed) > 1 }
+
 // recordEach records the end for one lock after the other, and returns the first error. Each query
 // may wait for the ledger's tables, so it is a request by itself, whose answer renews the lease.
 func (h *Held) recordEach(ctx context.Context) error {

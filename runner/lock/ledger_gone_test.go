@@ -94,3 +94,24 @@ func TestLedgerGoneUnsure(t *testing.T) {
 		t.Errorf("%d delays, and then %v", delays, err)
 	}
 }
+
+// TestLedgerGoneInList: once an item of a list that requires the ledger has found that it is gone, no
+// other item starts without it.
+func TestLedgerGoneInList(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	cfg.Ledger.Mode = ledger.Require
+	l := openList(t, cfg)
+	query(t, server, "REVOKE USAGE ON SCHEMA pglead FROM cron")
+	for number := range int64(3) {
+		a := takeItem(t, l, cfg, 7+number, false)
+		if _, err := a.Settle(t.Context()); kindOf(err) != session.Denied || !strings.HasPrefix(err.Error(), "--ledger require needs ") {
+			t.Errorf("item %d: %v", number, err)
+		}
+		a.Close()
+	}
+	if n := query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")[0]; n != "0" {
+		t.Errorf("%s locks are kept", n)
+	}
+}

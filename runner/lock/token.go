@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -175,10 +176,11 @@ func (b *bid) drawAndAnnounce(ctx context.Context) error {
 	defer cancel()
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.granted())}, b.leaveQuery()...)})
 	b.noteLeft()
-	if err != nil {
+	if err != nil && (len(answers) == 0 || len(answers[0]) == 0) {
 		return b.cfg.Claim.rejected(err)
 	}
-	return b.noteDrawn(answers[0])
+	// If only the rest was rejected, the ledger may have the start, which then has to be stopped.
+	return cmp.Or(b.noteDrawn(answers[0]), b.cfg.Claim.rejected(err))
 }
 
 // showHolding makes the session's comment say what it holds.
