@@ -22,8 +22,9 @@ type activeItem struct {
 	worker  *worker
 	attempt *lock.Attempt
 	signals chan os.Signal
-	run     *run      // once the lock is settled
-	alive   time.Time // until then the work on this item is not stuck; under activeItems.mu
+	run     *run          // once the lock is settled
+	alive   time.Time     // until then the work on this item is not stuck; under activeItems.mu
+	left    chan struct{} // closed when the worker is done with it
 }
 
 // activeItems are the items that the workers of this process are at.
@@ -49,6 +50,7 @@ func (a *activeItems) leave(it *activeItem) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.byLock, it.ID)
+	close(it.left)
 }
 
 // observer returns an item's observer or, without an item, the list's own. Several items are under

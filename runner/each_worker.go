@@ -133,22 +133,23 @@ func (w *worker) pick(ctx context.Context, ahead bool) (*activeItem, error) {
 			return nil, nil
 		}
 		it := &activeItem{
-			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64),
+			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64), left: make(chan struct{}),
 		}
 		switch other := w.active.enter(it); {
 		case other == nil:
 		case other.name() == it.name(): // the item is twice in the list, and this process is at it
 			w.skip(it, alreadyDone)
 			continue
-		case other.worker == w: // its lock is free once the last command has ended
+		default: // the keys differ, but their locks have one number
 			w.pushedBack = &item
 			if ahead {
 				return nil, nil
 			}
-			w.releaseLast()
-			continue
-		default:
-			w.skip(it, heldElsewhere)
+			w.releaseLast() // which may be the other item's
+			select {
+			case <-other.left:
+			case <-ctx.Done():
+			}
 			continue
 		}
 		cfg := w.cfg.Lock
