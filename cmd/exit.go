@@ -226,9 +226,9 @@ func (o *options) resumption(paused *ledger.PausedError) string {
 	key := "KEY" // any key
 	switch {
 	case paused.Key != "":
-		key = visible.ShellWord(paused.Key)
+		key = visible.ShellWord(ledger.PatternOf(paused.Key))
 	case len(o.keys) == 1:
-		key = visible.ShellWord(o.keys[0])
+		key = visible.ShellWord(ledger.PatternOf(o.keys[0]))
 	}
 	if o.keyScheme != lockkey.DefaultScheme {
 		key += " --key-scheme " + o.keyScheme

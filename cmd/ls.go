@@ -32,8 +32,8 @@ func newLsCmd(u *ui) *cobra.Command {
 		Short:      "List every lock: key, holder, since when, waiters",
 		Long: `List every lock of the database: key, holder, since when, waiters. With
 patterns, list only the locks whose key matches one: * stands for any
-characters, ? for one. In a pattern, \ makes the next character stand for
-itself: 'really\?' is the key really?.
+characters, ? for one; \* and \? for these themselves, so 'really\?' is the
+key really?.
 
 Locks that other programs hold are shown by their number; pglead key
 --key-scheme all KEY prints the numbers of a key. What this role may not see is

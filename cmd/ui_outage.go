@@ -74,10 +74,12 @@ func (o *outage) away(err error) {
 	if first {
 		o.began, o.said, o.reminds, o.spoken = now, nil, 0, false
 	}
+	answered := first || !o.back.IsZero()
 	o.back = time.Time{}
 	before := o.is
 	o.is = obstacleOf(err)
-	if first && errors.As(err, new(*session.LostError)) {
+	if answered && errors.As(err, new(*session.LostError)) {
+		o.spoken = false
 		return
 	}
 	reason, lasts := err.Error(), now.Sub(o.began)

@@ -69,10 +69,13 @@ func TestOutage(t *testing.T) {
 		refused := session.Errorf(session.Unreachable, "look there", "connect to db: refused")
 		lost := &session.LostError{Cause: errors.New("terminating connection")}
 
-		// A connection ends, and is replaced at once.
-		o.away(lost)
-		o.answers()
-		said("")
+		// A connection ends, and is replaced at once, again and again.
+		for range 3 {
+			o.away(lost)
+			o.answers()
+			said("")
+			time.Sleep(4 * time.Second)
+		}
 		time.Sleep(time.Hour)
 
 		o.away(lost)

@@ -79,7 +79,8 @@ type command interface {
 //	     lockLost, Child.TellLost           tells the guard to end the tree; starts the hook --on-lost
 //	     guardProcess.obey                  begins that
 //	     guardProcess.checkTime             the guard's own alarm, in case this process is stopped
-//	     guardProcess.endForLoss, killRound  SIGTERM, if there is a grace; SIGKILL, in rounds
+//	     guardProcess.endForLoss            SIGTERM, if there is a grace
+//	     guardProcess.killRound             SIGKILL, in rounds
 //	     Child.killGuard, killInPlaceOf     if the guard is too slow, pglead kills in its place
 //	     guardProcess.reportDeath           the guard reports that all are reaped
 //	     Child.listen                       closes Done

@@ -8,7 +8,7 @@ import (
 
 // mostShort is the greatest length of a host in the name of a session that has to say more.
 const (
-	mostShort = 37
+	mostShort = 25
 	leftOut   = "*" // no host's name has it
 )
 

@@ -96,8 +96,8 @@ func FactsOf(ctx context.Context, on session.Connection, key string, ids []lockk
 	return readFacts(ctx, on, among(key, ids), 2*len(ids)+1000)
 }
 
-// FactsMatching are the facts of the locks whose key matches a pattern: * stands for any
-// characters and ? for one. Without patterns every key matches.
+// FactsMatching are the facts of the locks whose key matches a pattern (Pattern). Without patterns
+// every key matches.
 func FactsMatching(ctx context.Context, on session.Connection, patterns []string, most int) (Facts, error) {
 	return readFacts(ctx, on, "key IS NOT NULL AND "+like(patterns), most)
 }

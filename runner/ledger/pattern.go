@@ -7,7 +7,7 @@ import (
 )
 
 // Pattern is an argument that may stand for several keys: * for any characters, and ? for one. In an
-// argument that has one of these, a backslash makes the next character stand for itself.
+// argument that has one of these, \*, \? and \\ stand for *, ? and \.
 type Pattern []patternPart
 
 // patternPart is a wildcard, or a byte of a key.
@@ -16,12 +16,23 @@ type patternPart struct {
 	wildcard bool // char is * or ?
 }
 
+// special are the characters that a backslash makes stand for themselves.
+const special = `*?\`
+
+// PatternOf is the argument that stands for this key alone.
+func PatternOf(key string) string {
+	if !strings.ContainsAny(key, "*?") {
+		return key
+	}
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`).Replace(key)
+}
+
 // ParsePattern reads an argument.
 func ParsePattern(arg string) (p Pattern) {
 	escapes := strings.ContainsAny(arg, "*?")
 	for i := 0; i < len(arg); i++ {
 		part := patternPart{arg[i], arg[i] == '*' || arg[i] == '?'}
-		if escapes && arg[i] == '\\' && i+1 < len(arg) {
+		if escapes && arg[i] == '\\' && i+1 < len(arg) && strings.ContainsRune(special, rune(arg[i+1])) {
 			i++
 			part = patternPart{arg[i], false}
 		}

@@ -19,6 +19,7 @@ func TestPattern(t *testing.T) {
 		"import/*":    {"", false, `'import/%'`},
 		`a%_?\*é*`:    {"", false, `E'a\\%\\__*é%'`},
 		`*\`:          {"", false, `E'%\\\\'`},
+		`C:\jobs\\*`:  {"", false, `E'C:\\\\jobs\\\\%'`},
 		"\xff?":       {"", false, `'?_'`},
 		`with 'it' ?`: {"", false, `'with ''it'' _'`},
 	} {
@@ -28,6 +29,11 @@ func TestPattern(t *testing.T) {
 		}
 		if got := p.like(); got != want.like {
 			t.Errorf("%q is LIKE %s, want %s", arg, got, want.like)
+		}
+	}
+	for _, key := range []string{"nightly", `C:\jobs`, "really?", `a\*?`} {
+		if got, one := ParsePattern(PatternOf(key)).Key(); got != key || !one {
+			t.Errorf("the argument for %q stands for %q, %t", key, got, one)
 		}
 	}
 	for arg, keys := range map[string]map[string]bool{

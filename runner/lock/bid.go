@@ -158,7 +158,7 @@ func (b *bid) noteTry(won []advisory.Lock) (some bool) {
 	return len(won) > 0
 }
 
-// These free locks:
+// These free locks, outside an exchange:
 //
 //	                   when                                        waiters hear
 //	Held.Release       after the command                           clean, or left

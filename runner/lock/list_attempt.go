@@ -100,7 +100,7 @@ func (a *Attempt) KeepListening(ctx context.Context) error {
 	if a.bid.cfg.Wait == 0 || !a.bid.cfg.announces() {
 		return nil
 	}
-	ctx, cancel := untilAnswered(ctx) // otherwise Close would not know which marks to free
+	ctx, cancel := untilAnswered(ctx) // so that Close knows which marks to free
 	defer cancel()
 	if a.kept = a.list.keep(a); a.kept {
 		err := a.bid.listen(ctx)

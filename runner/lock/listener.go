@@ -63,9 +63,9 @@ func (l *listener) noteRefused(locks []advisory.Lock) {
 	}
 }
 
-// listenQuery makes the session collect the announcements about all of the locks from now on, and
-// returns the query that the server needs for that, if the session doesn't listen yet.
-func (l *listener) listenQuery() (query []string) {
+// startListening makes the session collect the announcements about all of the locks from now on, if
+// it doesn't yet, and returns the query that has to be sent for that.
+func (l *listener) startListening() (query []string) {
 	if l.on {
 		return nil
 	}

@@ -25,7 +25,7 @@ func (b *bid) listen(ctx context.Context) error {
 // already, and then looks for their holders. In the other order a holder could begin unseen and
 // unheard. Other queries are sent in between.
 func (b *bid) listenAndLook(ctx context.Context, between ...string) (*evidence.Look, error) {
-	return b.look(ctx, append(b.listener.listenQuery(), between...)...)
+	return b.look(ctx, append(b.listener.startListening(), between...)...)
 }
 
 // look asks the server, after other queries if there are any, and passes the answer to the

@@ -19,7 +19,8 @@ func TestAskerName(t *testing.T) {
 		t.Errorf("another program is %q and %q", by, to)
 	}
 	host := strings.Repeat("h", 63)
-	if by, to := parseAsker(askerName("cron on web1", host)[:63]); by != "cro" || to != describe.ShortHost(host) {
-		t.Errorf("with a long host it is read as %q and %q", by, to)
+	name := askerName("cron on web1", host)
+	if by, to := parseAsker(name); len(name) > 63 || by != "cron on web1" || to != describe.ShortHost(host) {
+		t.Errorf("with a long host the name has %d bytes, and is read as %q and %q", len(name), by, to)
 	}
 }

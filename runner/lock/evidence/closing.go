@@ -29,8 +29,8 @@ type heardWord struct {
 //	            lock-delay
 //
 // A word speaks only of the run of its token and, with the field all, of those before it
-// (speaksOf). dead counts only if it names the token of a confirmed start (counts). About a run that
-// this waiter did not hear of, but the ledger has, only its own role is believed (KnowsDead).
+// (speaksOf). dead counts only if it names the token of a confirmed start (counts). About what the
+// ledger knows, only the waiter's own role is believed (KnowsDead).
 type standing int
 
 const (
@@ -70,8 +70,7 @@ func (e *Evidence) applyWords() {
 // apply closes the starts of which a word speaks. If that is news, and not a repetition or late, the
 // word is that of the last end.
 func (e *Evidence) apply(w heardWord) {
-	own := e.standingOf(w.PID) == asOwn
-	isNews, isKnown := e.fromHolder(w), own
+	isNews := e.fromHolder(w)
 	var left []knownStart // a new list, since closes still looks at all of e.starts
 	for _, s := range e.starts {
 		if !e.closes(w, s) {
@@ -79,20 +78,25 @@ func (e *Evidence) apply(w heardWord) {
 			continue
 		}
 		isNews = isNews || e.isConfirmed(s) && s.noted > e.mark.noted
-		isKnown = isKnown || s.token == w.Token
 	}
 	e.starts = left
 	if !isNews {
 		return
 	}
-	switch {
-	case e.last == nil || w.Token > e.last.token:
-		e.last = &lastEnd{token: w.Token, isKnown: isKnown, coversEarlier: w.CoversEarlier}
-	case w.Token == e.last.token && w.CoversEarlier: // so far the end was only seen, in the session's name
-		e.last.coversEarlier = true
+	if e.last == nil {
+		e.last = &lastEnd{}
 	}
-	if own && w.CoversEarlier {
-		e.last.deadUpTo = max(e.last.deadUpTo, w.Token)
+	switch last := e.last; {
+	case w.Token > last.token:
+		last.token, last.isSure, last.coversEarlier = w.Token, false, w.CoversEarlier
+	case w.Token == last.token && w.CoversEarlier: // so far the end was only seen, in the session's name
+		last.coversEarlier = true
+	}
+	if e.standingOf(w.PID) == asOwn {
+		e.last.isSure = e.last.isSure || w.Token == e.last.token
+		if w.CoversEarlier {
+			e.last.deadUpTo = max(e.last.deadUpTo, w.Token)
+		}
 	}
 	e.last.at = boottime.Now()
 }

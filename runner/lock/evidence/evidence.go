@@ -95,9 +95,9 @@ type mark struct {
 // lastEnd is the end of the latest run that is known to have ended, by a word or by silence.
 type lastEnd struct {
 	token         int64
-	isKnown       bool             // its start was heard or seen, or the waiter's own role has said it
 	coversEarlier bool             // all earlier runs have ended, too
-	deadUpTo      int64            // so have those up to this token, by a word of the waiter's own role, or by silence
+	isSure        bool             // that this run has ended, by the waiter's own role: its word, or its silence
+	deadUpTo      int64            // all runs up to this token have ended, in the same way
 	at            boottime.Instant // when the last word that changed anything was applied
 }
 
@@ -287,7 +287,8 @@ func (e *Evidence) sawHolder(s Seat, sent boottime.Instant) {
 }
 
 // NoteSilence notes that a holder was silent for as long as its command can live, up to the latest
-// look: its command is dead, and so is every command that had started before that look was sent.
+// look: its command is dead, and so is every command that had started before that look was sent. (For
+// KnowsDead that holds up to the latest token of the waiter's own role.)
 //
 // The holder's session may have the lock for a while longer: if this role may not end that
 // session, the server will.
@@ -306,8 +307,8 @@ func (e *Evidence) NoteSilence(of Seat) {
 		if !over(s) || s.kind == ofTooMany || !e.isConfirmed(s) {
 			continue
 		}
-		if s.token >= e.last.token {
-			e.last.token, e.last.isKnown = s.token, true
+		if s.token > e.last.token {
+			e.last.token, e.last.isSure = s.token, false
 		}
 		if e.standingOf(s.pid) == asOwn {
 			e.last.deadUpTo = max(e.last.deadUpTo, s.token)
@@ -379,10 +380,11 @@ func (e *Evidence) OpenStarts() (tokens []int64, blind bool) {
 	return tokens, blind
 }
 
-// KnowsDead says whether the command of a token is known to be dead. Another role's word says so only
-// of a run whose start was known: it must not end what only the ledger knows of.
+// KnowsDead says whether the command of a token is known to be dead, although the ledger has no end
+// of it. Only the waiter's own role can say so, by a word or by its silence: any role can take the lock,
+// name any token as its own, and say that it has ended.
 func (e *Evidence) KnowsDead(token int64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.state() == ended && (token <= e.last.deadUpTo || token == e.last.token && e.last.isKnown)
+	return e.state() == ended && (token <= e.last.deadUpTo || token == e.last.token && e.last.isSure)
 }

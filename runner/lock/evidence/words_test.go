@@ -67,13 +67,34 @@ func TestWhoseWordCounts(t *testing.T) {
 		h.says(holder, Clean, 5)
 		h.wants("and the other says its end, too", 0, true)
 	})
-	t.Run("a role that has held the lock ends no run that was never heard of", func(t *testing.T) {
+	t.Run("a role that has held the lock ends no run of the ledger", func(t *testing.T) {
+		for name, lie := range map[string]func(h told){
+			"a later token": func(h told) { h.looks(holds(stranger, nobody, 0)); h.says(stranger, Clean, 6) },
+			"a start of its own": func(h told) {
+				h.looks(holds(stranger, nobody, 0))
+				h.says(stranger, Started, 5)
+				h.says(stranger, Clean, 5)
+			},
+			"a token in its name":     func(h told) { h.looks(holds(stranger, nobody, 5)); h.says(stranger, Clean, 5) },
+			"a token, and silence":    func(h told) { h.looks(holds(stranger, nobody, 5)); h.NoteSilence(holds(stranger, nobody, 5)) },
+			"a later one and silence": func(h told) { h.looks(holds(stranger, nobody, 6)); h.NoteSilence(holds(stranger, nobody, 6)) },
+		} {
+			h := newTold(t)
+			lie(h)
+			h.wants(name, 0, true)
+			if h.KnowsDead(5) {
+				t.Errorf("%s: another role's run is dead by its word", name)
+			}
+		}
+	})
+	t.Run("what the waiter's own role has said stays", func(t *testing.T) {
 		h := newTold(t)
-		h.looks(holds(stranger, nobody, 0))
-		h.says(stranger, Clean, 6)
-		h.wants("its own end", 0, true)
-		if h.KnowsDead(5) || h.KnowsDead(6) {
-			t.Error("another role's run is dead by its word")
+		h.looks(holds(holder, ours, 5))
+		h.says(holder, Clean, 5)
+		h.looks(holds(second, theirs, 6))
+		h.says(second, Clean, 6)
+		if !h.KnowsDead(4) || !h.KnowsDead(5) || h.KnowsDead(6) {
+			t.Errorf("4 is dead: %t, 5 is dead: %t, 6 is dead: %t", h.KnowsDead(4), h.KnowsDead(5), h.KnowsDead(6))
 		}
 	})
 	t.Run("a stranger's token is no later than others' after a silence", func(t *testing.T) {
