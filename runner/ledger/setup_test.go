@@ -26,6 +26,7 @@ paused              which of many locks are paused
 answer              how answers of the functions are read
 check               whether a key succeeded in time, and how long its runs take
 tick                the periods of --once-per
+pattern             arguments that stand for several keys
 setup               for all tests
 `
 
