@@ -2,6 +2,7 @@ package lock_test
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -148,5 +149,44 @@ func TestReportInVain(t *testing.T) {
 	lock.ReportEnded(t.Context(), held)
 	if said := strings.Join(holder.said(), " "); strings.Count(said, "ledger") != 1 {
 		t.Errorf("it says %s", said)
+	}
+}
+
+// TestEndsWhileLocked: the ledger's tables are locked when several locks are released, those of one
+// run or of a list's items. Each record waits for 3 s, and together they wait for longer than an answer
+// may take. All locks are freed, with a warning.
+func TestEndsWhileLocked(t *testing.T) {
+	t.Parallel()
+	for _, ofList := range []bool{false, true} {
+		server, dsn := remembering(t, nil)
+		cfg := leased(ledgered(config(t, dsn, exclusive(7, 8, 9, 10))), 2*lease)
+		owner := as(t, server, "boss")
+		if !ofList {
+			held := ended(acquire(t, cfg), ledger.OK)
+			plain(t, owner, "BEGIN; LOCK TABLE pglead.lock")
+			release(t, held)
+		} else {
+			l := openList(t, cfg)
+			var attempts []*lock.Attempt
+			for i := range cfg.Claim.IDs {
+				a := takeItem(t, l, cfg, 7+int64(i), false)
+				ended(settleItem(t, a), ledger.OK)
+				attempts = append(attempts, a)
+			}
+			plain(t, owner, "BEGIN; LOCK TABLE pglead.lock")
+			var releasing sync.WaitGroup
+			for _, a := range attempts {
+				releasing.Go(func() {
+					if released, _ := l.Exchange(a, nil); released != nil {
+						t.Error(released)
+					}
+					a.Close()
+				})
+			}
+			releasing.Wait()
+		}
+		if n := advisoryLocks(t, server); n != "0" {
+			t.Errorf("of a list: %t: %s locks are kept", ofList, n)
+		}
 	}
 }
