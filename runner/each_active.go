@@ -42,7 +42,7 @@ func (a *activeItems) enter(it *activeItem) (other *activeItem) {
 	if other := a.byLock[it.ID]; other != nil {
 		return other
 	}
-	a.byLock[it.ID] = it
+	a.byLock[it.ID], it.left = it, make(chan struct{})
 	return nil
 }
 

@@ -133,7 +133,7 @@ func (w *worker) pick(ctx context.Context, ahead bool) (*activeItem, error) {
 			return nil, nil
 		}
 		it := &activeItem{
-			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64), left: make(chan struct{}),
+			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64),
 		}
 		switch other := w.active.enter(it); {
 		case other == nil:

@@ -30,7 +30,7 @@ type Config struct {
 	LockDelay time.Duration
 
 	// PrivateServer says that only this user on this machine can reach the server. There a first try
-	// never waits.
+	// waits for the rest of the lost-grace at most.
 	PrivateServer bool
 
 	// Endures makes a wait survive every error once the database has answered for the lock.

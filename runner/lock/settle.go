@@ -107,11 +107,13 @@ func (b *bid) waitOut(ctx context.Context) error {
 	if err := b.confirmGrants(ctx); err != nil {
 		return err
 	}
-	if rest = b.reviewGrants(); rest == 0 { // something was heard meanwhile
-		return nil
-	}
 	over := func() bool { return b.reviewGrants() == 0 }
-	return b.hold(ctx, rest, "lock granted without evidence that its last holder is dead", over, nil)
+	for rest = b.reviewGrants(); rest > 0; rest = b.reviewGrants() { // what is heard can make it longer
+		if err := b.hold(ctx, rest, "lock granted without evidence that its last holder is dead", over, nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // hold holds the locks without a command for the delay, or until it is over by what was heard: over

@@ -181,3 +181,18 @@ func TestOlderThanItSeemed(t *testing.T) {
 		t.Errorf("it says %q", c.texts)
 	}
 }
+
+// TestPrivateServerCameUp: only this machine's holders reach a private server, so all have seen that it
+// went down. But with a lost-grace their commands may still be ending.
+func TestPrivateServerCameUp(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	release(t, acquire(t, cfg))
+	cfg.LostGrace = longDelay
+	graceful := contend(t, cfg)
+	eventually(t, "it waits for the end of the grace", func() bool { return delayed(graceful) })
+	if !graceful.waits() {
+		t.Error("it has not waited")
+	}
+}

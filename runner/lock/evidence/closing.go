@@ -88,12 +88,12 @@ func (e *Evidence) apply(w heardWord) {
 	}
 	switch last := e.last; {
 	case w.Token > last.token:
-		last.token, last.isSure, last.coversEarlier = w.Token, false, w.CoversEarlier
+		last.token, last.coversEarlier = w.Token, w.CoversEarlier
 	case w.Token == last.token && w.CoversEarlier: // so far the end was only seen, in the session's name
 		last.coversEarlier = true
 	}
 	if e.standingOf(w.PID) == asOwn {
-		e.last.isSure = e.last.isSure || w.Token == e.last.token
+		e.last.sureToken = w.Token
 		if w.CoversEarlier {
 			e.last.deadUpTo = max(e.last.deadUpTo, w.Token)
 		}

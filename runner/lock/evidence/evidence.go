@@ -96,8 +96,8 @@ type mark struct {
 type lastEnd struct {
 	token         int64
 	coversEarlier bool             // all earlier runs have ended, too
-	isSure        bool             // that this run has ended, by the waiter's own role: its word, or its silence
-	deadUpTo      int64            // all runs up to this token have ended, in the same way
+	sureToken     int64            // this run has ended, by the latest word of the waiter's own role; 0: there was none
+	deadUpTo      int64            // so have all runs up to this token, by its word or its silence
 	at            boottime.Instant // when the last word that changed anything was applied
 }
 
@@ -307,9 +307,7 @@ func (e *Evidence) NoteSilence(of Seat) {
 		if !over(s) || s.kind == ofTooMany || !e.isConfirmed(s) {
 			continue
 		}
-		if s.token > e.last.token {
-			e.last.token, e.last.isSure = s.token, false
-		}
+		e.last.token = max(e.last.token, s.token)
 		if e.standingOf(s.pid) == asOwn {
 			e.last.deadUpTo = max(e.last.deadUpTo, s.token)
 		}
@@ -386,5 +384,5 @@ func (e *Evidence) OpenStarts() (tokens []int64, blind bool) {
 func (e *Evidence) KnowsDead(token int64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.state() == ended && (token <= e.last.deadUpTo || token == e.last.token && e.last.isSure)
+	return e.state() == ended && (token <= e.last.deadUpTo || token == e.last.sureToken)
 }
