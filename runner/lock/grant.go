@@ -49,7 +49,10 @@ func (b *bid) verdictOn(id lockkey.ID) evidence.Verdict {
 // follow it.
 func (b *bid) firstTryDelay(lockDelay time.Duration) time.Duration {
 	if b.cfg.PrivateServer {
-		return max(0, min(lockDelay, b.cfg.LostGrace)-b.s.ServerAge())
+		lockDelay = min(lockDelay, b.cfg.LostGrace)
+	}
+	if lockDelay == 0 {
+		return 0
 	}
 	if followed, promoted := b.s.FollowedFor(); promoted && followed < lockDelay {
 		return lockDelay
