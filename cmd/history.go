@@ -46,9 +46,8 @@ run was due and none started.`,
   pglead history nightly -o html >nightly.html
   pglead history nightly -o json | jq '.[] | select(.outcome != "ok")'`,
 		RunE: func(cmd *cobra.Command, keys []string) error {
-			only := ""
-			one := len(keys) == 1
-			if one {
+			only, one := "", false
+			if len(keys) == 1 {
 				only, one = ledger.ParsePattern(keys[0]).Key()
 			}
 			switch {

@@ -157,11 +157,9 @@ func (gs *Guards) killInPlaceOf(g *Guard, unkillable func(names string)) (killed
 				killed++
 			}
 		}
-		if !told && time.Since(began) > unkillableAfter {
+		if !told && unkillable != nil && time.Since(began) > unkillableAfter {
 			told = true
-			if names := gs.nameOrphans(g); unkillable != nil {
-				unkillable(names)
-			}
+			unkillable(gs.nameOrphans(g))
 		}
 		time.Sleep(pause)
 	}

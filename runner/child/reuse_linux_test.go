@@ -307,29 +307,22 @@ func TestReusedGuardReleases(t *testing.T) {
 // writes the release, also if the command was so brief that the guard could have another one.
 func TestAgainUntold(t *testing.T) {
 	for range 10 { // on a busy machine not every command is brief
-		here, there := socketPair(t)
-		cfg := roleConfig(child.Config{Release: []byte("bye"), ReleaseEndsSession: true, KeepGuard: true}, "exit", "0")
-		cfg.Path, cfg.Args = "/bin/true", []string{"true"}
-		if err := child.VanishUntold(newGuard(t, here), cfg); err != nil {
-			t.Fatal(err)
-		}
-		_ = here.Close()
-		if err := there.SetReadDeadline(time.Now().Add(patience)); err != nil {
-			t.Fatal(err)
-		}
-		if said, err := io.ReadAll(there); err != nil || string(said) != "bye" {
-			t.Errorf("the guard says %q, %v", said, err)
-		}
+		releasesFor(t, child.Config{KeepGuard: true}, child.VanishUntold)
 	}
 }
 
 // TestVanishStarting: when this process is gone before it has read that the command has started, the
 // guard kills the command, and writes the release.
-func TestVanishStarting(t *testing.T) {
+func TestVanishStarting(t *testing.T) { releasesFor(t, child.Config{}, child.VanishStarting) }
+
+// releasesFor fails unless the guard of `true` writes the release for this process, which vanishes.
+func releasesFor(t *testing.T, cfg child.Config, vanish func(*child.Guard, child.Config) error) {
+	t.Helper()
 	here, there := socketPair(t)
-	cfg := roleConfig(child.Config{Release: []byte("bye"), ReleaseEndsSession: true}, "exit", "0")
+	cfg.Release, cfg.ReleaseEndsSession = []byte("bye"), true
+	cfg = roleConfig(cfg, "exit", "0")
 	cfg.Path, cfg.Args = "/bin/true", []string{"true"}
-	if err := child.VanishStarting(newGuard(t, here), cfg); err != nil {
+	if err := vanish(newGuard(t, here), cfg); err != nil {
 		t.Fatal(err)
 	}
 	_ = here.Close()

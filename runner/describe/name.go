@@ -35,10 +35,11 @@ const (
 // does would be read as one.
 func (n Name) String() string {
 	host := "@" + n.Host[:min(len(n.Host), mostHost)]
-	name := namePrefix + n.Key
-	if after, marked := strings.CutPrefix(n.Key, tokenMark); marked {
-		name = namePrefix + "?" + after
+	key := n.Key
+	if after, marked := strings.CutPrefix(key, tokenMark); marked {
+		key = "?" + after
 	}
+	name := namePrefix + key
 	name = name[:min(len(name), mostName-len(host))]
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || r == '\'' || r == '\\' {

@@ -268,7 +268,7 @@ func (b *bid) lostLedger(ctx context.Context, err error) bool {
 
 // giveUpLedger notes that the run goes on without a ledger that was there, unless it requires one.
 func (b *bid) giveUpLedger() error {
-	if _, err := b.cfg.Ledger.Applies(b.s.LoginAnswer()); err != nil {
+	if _, err := b.applyingLedger(); err != nil {
 		return err
 	}
 	b.cfg.Log.Warn("the ledger is gone, or not granted any more; going on without", "event", "ledger")

@@ -65,7 +65,7 @@ func (h *Held) endFits() bool {
 // nothing but the grant. That is so for one lock, without a ledger, if the bid has heard nothing of
 // it.
 func (b *bid) tryFits() bool {
-	usesLedger, err := b.cfg.Ledger.Applies(b.s.LoginAnswer())
+	usesLedger, err := b.applyingLedger()
 	return b.cfg.canExchange() && !usesLedger && err == nil && !b.listener.on && len(b.grants) == 0 &&
 		b.verdictOn(b.cfg.Claim.IDs[0]).Delay == 0
 }

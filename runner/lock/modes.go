@@ -67,10 +67,15 @@ func (b *bid) callsDormant() bool {
 }
 
 // usesLedger says whether the run goes by a ledger: every start then learns how the last run ended.
+// It is false, too, if the run requires a ledger that is gone; so a start asks applyingLedger.
 func (b *bid) usesLedger() bool {
-	use, err := b.cfg.Ledger.Applies(b.s.LoginAnswer())
+	use, err := b.applyingLedger()
 	return use && err == nil
 }
+
+// applyingLedger is usesLedger, with an error if the run requires a ledger that is gone. In a list
+// another item may have found that out.
+func (b *bid) applyingLedger() (use bool, err error) { return b.cfg.Ledger.Applies(b.s.LoginAnswer()) }
 
 // startsOnOwn says whether the lock's own session starts the run in the ledger, and not the second.
 func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesSecondSession() }

@@ -48,8 +48,8 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)
 	}
 	b.s.StartHeartbeat()
-	usesLedger, err := b.cfg.Ledger.Applies(b.s.LoginAnswer())
-	if err != nil { // another item of the list has found that the ledger is gone
+	usesLedger, err := b.applyingLedger()
+	if err != nil {
 		return nil, err
 	}
 	start := b.startInLedger // which waits by itself, once it has asked the ledger
