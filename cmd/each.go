@@ -110,7 +110,7 @@ func (f *eachFlags) each(cmd *cobra.Command, args []string) error {
 		Items:    list.items(),
 		Task:     func(item string) runner.Task { return f.task(scheme, args, item) },
 		Parallel: f.parallel,
-		List:     lockkey.SipHash24(f.keys[0]),
+		List:     listNumber(scheme, f.keys[0]),
 		Progress: progress.show,
 	})
 	progress.close()
@@ -118,6 +118,15 @@ func (f *eachFlags) each(cmd *cobra.Command, args []string) error {
 		err = list.err
 	}
 	return f.summary(items, tally, unstarted(f.withWait(err), "a command", cfg.Lock.Session.Database))
+}
+
+// listNumber is the number of a list, whose items' keys are made of this one. With another scheme it
+// is another list: the items of the two have different locks.
+func listNumber(scheme lockkey.Scheme, key string) lockkey.ID {
+	if scheme.Name != lockkey.DefaultScheme {
+		key += "\x00" + scheme.Name
+	}
+	return lockkey.SipHash24(key)
 }
 
 // warnOfRepeats says that through a pooler nobody hears which items others have run. It is a

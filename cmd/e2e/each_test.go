@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -65,6 +66,40 @@ func TestEachShares(t *testing.T) {
 		if n := times[strconv.Itoa(i)]; n != 1 {
 			t.Errorf("item %d was worked on %d times", i, n)
 		}
+	}
+}
+
+// TestEachOfTwoSchemes: two lists whose items' keys are the same, but not their locks, know nothing
+// of each other's items.
+func TestEachOfTwoSchemes(t *testing.T) {
+	dir := t.TempDir()
+	slow := command(t, "each", "--key", "{}", "81001", "81007", "--", "sh", "-c", `touch at; until test -e go; do sleep 0.01; done; echo slow-{} >> done`)
+	slow.Dir = dir
+	wait := make(chan error, 1)
+	go func() {
+		out, err := slow.CombinedOutput()
+		if len(out) > 0 {
+			err = errors.Join(err, errors.New(string(out)))
+		}
+		wait <- err
+	}()
+	if !eventually(func() bool { _, err := os.Stat(filepath.Join(dir, "at")); return err == nil }) {
+		t.Error("the first item does not run")
+	}
+	other := command(t, "each", "--key", "{}", "--key-scheme", "int", "81001", "81007", "--", "sh", "-c", "echo int-{} >> done")
+	other.Dir = dir
+	if out, err := other.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("%v: %s", err, out)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-wait; err != nil {
+		t.Error(err)
+	}
+	text, _ := os.ReadFile(filepath.Join(dir, "done"))
+	if want := "int-81001\nint-81007\nslow-81001\nslow-81007\n"; string(text) != want {
+		t.Errorf("ran %q, not %q", text, want)
 	}
 }
 

@@ -38,8 +38,8 @@ func (l Lock) keySQL() string {
 type Proof struct {
 	// Backend is the session that has the locks, if another session asks.
 	Backend uint32
-	// Sure says that every command that may be alive under these locks is in the ledger.
-	Sure bool
+	// RestDead says that no command is alive that the ledger does not know.
+	RestDead bool
 	// Closes has a token for each lock: no command of that token or of an earlier one is
 	// alive.
 	Closes []int64
@@ -68,7 +68,7 @@ func (r Run) StartWithProofSQL(locks []Lock, shared bool, token int64, system st
 	return fmt.Sprintf("pglead.start_rest_1('{%s}', '{%s}', ARRAY[%s]::text[], %t, '%d', %s, %s, %s, %s, %s, %t, '{%s}', '{%s}')",
 		joined(locks, ",", func(l Lock) string { return decimal(l.Number) }), joined(locks, ",", func(l Lock) string { return strconv.Itoa(l.ObjSubID()) }),
 		joined(locks, ", ", Lock.keySQL), shared, token, quote(system), r.selfSQL(), intervalSQL(p.Waited), r.tickSQL(),
-		backend, p.Sure, joined(p.Closes, ",", decimal), joined(p.Heard, ",", decimal))
+		backend, p.RestDead, joined(p.Closes, ",", decimal), joined(p.Heard, ",", decimal))
 }
 
 // joined is a list in SQL: a text for each item, with a separator between them.

@@ -242,16 +242,16 @@ func (b *bid) mayAnnounceEnd() bool {
 
 // giveBackQueries are the queries that give the locks back and, if they may, announce a clean end.
 func (b *bid) giveBackQueries() []string {
-	held := b.held()
+	taken := b.taken()
 	switch {
-	case len(held.Locks) == 0:
+	case len(taken.Locks) == 0:
 		return nil
 	case b.cfg.Session.Transaction:
 		return []string{"ROLLBACK"}
 	}
 	var announce []string
 	if b.mayAnnounceEnd() {
-		announce = held.announceEndQueries()
+		announce = taken.announceEndQueries()
 	}
-	return append(announce, held.unlockQuery())
+	return append(announce, taken.unlockQuery())
 }

@@ -17,31 +17,35 @@ import (
 
 // Held are locks under which a command may be started, and the session that they depend on.
 type Held struct {
-	cfg     *Config // the bid's
-	Session *session.Session
-	Locks   []advisory.Lock
-	drawn   // the token
+	taken
 
-	settledAt     time.Time    // when bid.settle was done, and the command could start
-	coversEarlier bool         // a clean end means that the commands of all earlier holders are dead, too
-	showsEnd      bool         // the session's name will show the end
-	toCall        crowd.ToCall // whom in line it may have to call when it is done
+	settledAt time.Time    // when bid.settle was done, and the command could start
+	showsEnd  bool         // the session's name will show the end
+	toCall    crowd.ToCall // whom in line it may have to call when it is done
 
 	asked     atomic.Bool             // to step down
 	stepDowns chan StepDown           // the first request
-	prefers   string                  // the host that is to have the lock next
 	renewed   <-chan boottime.Instant // the item's share of the session's deadlines, in a list
 
-	end        ledger.End // of the command
-	unrecorded bool       // the ledger lacks the run under a lock, and no warning has said so yet
-	calling    bool       // the session calls those in line
-	stays      time.Time  // the session stays until then, after the release
+	unrecorded bool      // the ledger lacks the run under a lock, and no warning has said so yet
+	calling    bool      // the session calls those in line
+	stays      time.Time // the session stays until then, after the release
 }
 
-// held are the locks that the bid has got so far, to be given back, or reported after a loss. Only
-// settle makes of them those under which a command may start.
-func (b *bid) held() *Held {
-	return &Held{cfg: &b.cfg, Session: b.s, Locks: b.granted(), drawn: b.drawn}
+// taken are locks that a bid has got, and what others know of the run. It is enough to give them back,
+// or to report what became of them after a loss.
+type taken struct {
+	cfg           *Config // the bid's
+	Session       *session.Session
+	Locks         []advisory.Lock
+	drawn                    // the token, if it is drawn
+	coversEarlier bool       // a clean end means that the commands of all earlier holders are dead, too
+	prefers       string     // the host that is to have the lock next, or nothing
+	end           ledger.End // of the command
+}
+
+func (b *bid) taken() *taken {
+	return &taken{cfg: &b.cfg, Session: b.s, Locks: b.granted(), drawn: b.drawn}
 }
 
 // Slot is, with a gate, the index of the lock in the claim, from 1; otherwise it is 0.
@@ -138,9 +142,9 @@ func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err err
 	return nil
 }
 
-func (h *Held) warnUnannounced(err error) {
+func (t *taken) warnUnannounced(err error) {
 	err = session.Rejected(err, "announce that the command has ended")
-	h.cfg.Log.Warn("those who wait could not be told that the command has ended, and may wait for the lock-delay: "+err.Error(), "event", "unheard", "reason", err.Error())
+	t.cfg.Log.Warn("those who wait could not be told that the command has ended, and may wait for the lock-delay: "+err.Error(), "event", "unheard", "reason", err.Error())
 }
 
 // Close ends the session, unless others on a list use it, and frees with it what is still held. If
@@ -163,7 +167,7 @@ func (h *Held) releaseQueries() []string {
 	return slices.Concat(queries, h.announceEndQueries(), h.endCallQuery(), []string{h.unlockQuery()})
 }
 
-func (h *Held) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(h.Locks) }
+func (t *taken) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(t.Locks) }
 
 // EncodedRelease is the request by which the guard, which shares the socket, records the end in the
 // ledger, announces it, and releases the locks, when the command is dead, and this process gone,

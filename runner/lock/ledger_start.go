@@ -14,11 +14,11 @@ import (
 // ledgerStart is the start of a bid's run by the ledger: it asks whether the run may start, acts on
 // the answer, which may be to wait, and asks again. What the proof of each question says:
 //
-//	Sure     startInLedger; noteEvidence, before each question; waitWithoutLedger
-//	Heard    noteEvidence, while it is not Sure; it is a doubt: the ledger must know their ends
-//	Closes   closeDead, for the open runs that are dead by now; ask, for its own dropped start
-//	Waited   waitForOpenRuns, when all of them are
-//	Backend  askLedger
+//	RestDead  startInLedger; noteEvidence, before each question; waitWithoutLedger
+//	Heard     noteEvidence, unless RestDead; it is a doubt: the ledger must know their ends
+//	Closes    closeDead, for the open runs that are dead by now; ask, for its own dropped start
+//	Waited    waitForOpenRuns, when all of them are
+//	Backend   askLedger
 type ledgerStart struct {
 	bid   *bid
 	proof ledger.Proof
@@ -28,8 +28,8 @@ type ledgerStart struct {
 // startInLedger draws the token and starts the run in the ledger, once no command of an earlier run
 // is alive.
 func (b *bid) startInLedger(ctx context.Context) error {
-	start := ledgerStart{bid: b, proof: ledger.Proof{Sure: b.reviewGrants() == 0, Closes: make([]int64, len(b.grants))}}
-	if _, blind := b.openStarts(b.granted()); blind && !start.proof.Sure {
+	start := ledgerStart{bid: b, proof: ledger.Proof{RestDead: b.reviewGrants() == 0, Closes: make([]int64, len(b.grants))}}
+	if _, blind := b.openStarts(b.granted()); blind && !start.proof.RestDead {
 		if err := start.waitWithoutLedger(ctx); err != nil {
 			return err
 		}
@@ -47,7 +47,7 @@ func (b *bid) startInLedger(ctx context.Context) error {
 			start.noteStarted()
 			return nil
 		case ledger.Unknown:
-			if start.proof.Sure {
+			if start.proof.RestDead {
 				return session.NotPostgreSQL()
 			}
 			err = start.waitWithoutLedger(ctx)
@@ -92,7 +92,7 @@ func (b *bid) dropDraw(ctx context.Context) {
 	if b.drawn.inLedger {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
-		_ = insist(ctx, b.s, b.held().recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
+		_ = insist(ctx, b.s, b.taken().recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
 		if b.s.Err() != nil {
 			return // reportUnstarted stops it
 		}
@@ -103,9 +103,9 @@ func (b *bid) dropDraw(ctx context.Context) {
 // noteEvidence puts into the proof what has been announced so far, and whether the locks have
 // been held for long enough.
 func (l *ledgerStart) noteEvidence() {
-	l.proof.Sure = l.proof.Sure || l.bid.reviewGrants() == 0
+	l.proof.RestDead = l.proof.RestDead || l.bid.reviewGrants() == 0
 	l.proof.Heard = nil
-	if l.proof.Sure {
+	if l.proof.RestDead {
 		return
 	}
 	heard, _ := l.bid.openStarts(l.bid.granted())
@@ -142,7 +142,7 @@ func (b *bid) giveUpRefused(ctx context.Context, refusal error) error {
 // waitWithoutLedger waits as a bid does that has no ledger.
 func (l *ledgerStart) waitWithoutLedger(ctx context.Context) error {
 	err := l.bid.waitOut(ctx)
-	l.proof.Sure = true
+	l.proof.RestDead = true
 	return err
 }
 

@@ -43,16 +43,16 @@ import (
 // this process waits for nothing else before it goes on or exits. So it does before a start, and not
 // even a signal shortens that.
 type report struct {
-	runs      []*Held
-	owing     *Held         // one of the runs whose end the ledger still needs, or nil
+	runs      []*taken
+	owing     *taken        // one of the runs whose end the ledger still needs, or nil
 	announces bool          // that the commands are dead
 	most      time.Duration // for how long it is tried
 }
 
-func newReport(runs ...*Held) *report {
+func newReport(runs ...*taken) *report {
 	cfg := runs[0].cfg
 	r := &report{runs: runs, announces: cfg.announcesDeath(), most: cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0))}
-	if i := slices.IndexFunc(runs, func(h *Held) bool { return h.owes() }); i >= 0 {
+	if i := slices.IndexFunc(runs, func(t *taken) bool { return t.owes() }); i >= 0 {
 		r.owing = runs[i]
 	}
 	return r
@@ -60,15 +60,17 @@ func newReport(runs ...*Held) *report {
 
 // ReportKilled reports the locks, of one run or one list, that were lost while their commands ran.
 // The commands have to be dead by now.
-func ReportKilled(ctx context.Context, runs ...*Held) {
-	if len(runs) == 0 {
+func ReportKilled(ctx context.Context, held ...*Held) {
+	if len(held) == 0 {
 		return
 	}
-	for _, h := range runs {
+	var runs []*taken
+	for _, h := range held {
 		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
+		runs = append(runs, &h.taken)
 	}
-	if err := runs[0].Err(); err != nil {
-		runs[0].cfg.Observer.away(err) // an outage that lead reports later is counted from this moment
+	if err := held[0].Err(); err != nil {
+		held[0].cfg.Observer.away(err) // an outage that lead reports later is counted from this moment
 	}
 	newReport(runs...).send(ctx)
 }
@@ -76,7 +78,7 @@ func ReportKilled(ctx context.Context, runs ...*Held) {
 // ReportEnded reports the locks of a run that were lost when its command had ended, or had not
 // started.
 func ReportEnded(ctx context.Context, h *Held) {
-	r := newReport(h)
+	r := newReport(&h.taken)
 	r.announces = r.announces && !h.cfg.ofList
 	if r.owing == nil {
 		r.most = min(r.most, LateMost)
@@ -86,14 +88,14 @@ func ReportEnded(ctx context.Context, h *Held) {
 
 // reportUnstarted announces no more than giveBackQueries.
 func (b *bid) reportUnstarted(ctx context.Context) {
-	r := newReport(b.held())
+	r := newReport(b.taken())
 	r.announces = r.announces && b.mayAnnounceEnd()
 	r.most = min(r.most, LateMost)
 	r.send(context.WithoutCancel(ctx))
 }
 
 func (h *Held) reportCanceled(ctx context.Context) {
-	r := newReport(h)
+	r := newReport(&h.taken)
 	r.announces = false
 	r.send(ctx)
 }
@@ -155,9 +157,9 @@ func (r *report) try(ctx context.Context) error {
 	}
 	defer s.Close()
 	var queries []string
-	for _, h := range r.runs {
-		if known, _ := h.cfg.Ledger.Applies(s.LoginAnswer()); known {
-			queries = append(queries, h.recordQueries(h.end, h.endCommit())...)
+	for _, run := range r.runs {
+		if known, _ := run.cfg.Ledger.Applies(s.LoginAnswer()); known {
+			queries = append(queries, run.recordQueries(run.end, run.endCommit())...)
 		}
 	}
 	if len(queries) > 0 {
@@ -168,16 +170,16 @@ func (r *report) try(ctx context.Context) error {
 		case err != nil:
 			return r.runs[0].cfg.Claim.rejected(err)
 		}
-		for _, h := range r.runs {
-			h.owed = nil
+		for _, run := range r.runs {
+			run.owed = nil
 		}
 	}
 	if !r.announces {
 		return nil
 	}
 	queries = nil
-	for _, h := range r.runs {
-		queries = append(queries, h.announceDeathQueries()...)
+	for _, run := range r.runs {
+		queries = append(queries, run.announceDeathQueries()...)
 	}
 	if _, err := s.Query(ctx, queries...); err != nil {
 		return r.runs[0].cfg.Claim.rejected(err)
@@ -189,14 +191,14 @@ func (r *report) try(ctx context.Context) error {
 // announceDeathQueries are the queries that end a run's lost session and announce, for each lock,
 // that its command is dead. If the session was lost in the release, its name may show the end by
 // now. A list has closed its own.
-func (h *Held) announceDeathQueries() (queries []string) {
-	if !h.cfg.ofList {
+func (t *taken) announceDeathQueries() (queries []string) {
+	if !t.cfg.ofList {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE %s AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
-			h.Session.BackendPID(), describe.ShowsTokenSQL("application_name", h.Token)))
+			t.Session.BackendPID(), describe.ShowsTokenSQL("application_name", t.Token)))
 	}
-	for _, l := range h.Locks {
-		queries = append(queries, notifyQuery(evidence.Channel(l.ID), h.endPayloadSQL(evidence.Dead)))
+	for _, l := range t.Locks {
+		queries = append(queries, notifyQuery(evidence.Channel(l.ID), t.endPayloadSQL(evidence.Dead)))
 	}
 	return queries
 }

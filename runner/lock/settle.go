@@ -71,7 +71,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := b.held()
+	h := &Held{taken: *b.taken()}
 	b.showHolding(h)
 	if err := b.s.EndError(); err != nil {
 		return nil, err
