@@ -80,6 +80,7 @@ func (h *handover) carryOut(ctx context.Context, locks []*inspect.Lock) error {
 		waiters = append(waiters, l.Waiters...)
 	}
 	prepared := slices.IndexFunc(h.former, inspect.View.Prepared)
+	unable := slices.IndexFunc(h.former, func(v inspect.View) bool { return v.Transaction }) // it announces nothing
 	switch {
 	case len(h.former) == 0:
 		fmt.Fprintln(h.out, h.freeText())
@@ -88,6 +89,8 @@ func (h *handover) carryOut(ctx context.Context, locks []*inspect.Lock) error {
 		return usagef("", "there is no session to ask or to end: the lock is held by %s", h.former[prepared])
 	case h.to != "" && !slices.ContainsFunc(waiters, func(w inspect.View) bool { return w.Where() == h.to }):
 		return noSuchWaiter(h.keys[0], h.to, waiters)
+	case h.to != "" && unable >= 0:
+		return usagef("without --to it steps down, and any waiter may be next", "--to %s: with --transaction a holder can't choose who is next: %s", printable(h.to), h.former[unable])
 	case h.force:
 		for _, holder := range h.former {
 			if err := inspect.Terminate(ctx, h.client, holder.Backend); err != nil {
