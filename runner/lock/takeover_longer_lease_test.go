@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/lock"
 )
 
 // TestLongerLease: a waiter whose lease is shorter than the holder's waits for as long as the
@@ -70,5 +72,46 @@ func TestLongerLeaseLearntLate(t *testing.T) {
 	}
 	if want := fmt.Sprintf("the command starts within %v", leasetime.DeadAfter(4*lease, 0)); !strings.HasSuffix(log.texts[0], want) {
 		t.Errorf("it says %q, want %q", log.texts[0], want)
+	}
+}
+
+// TestDelayGrows: while a granted lock is held without a command, an earlier start is heard of whose
+// command may live for longer than the delay under way. The delay goes on.
+func TestDelayGrows(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	cfg.LockDelay = 3 * time.Second
+	log := &contender{}
+	cfg.Log = slog.New(log)
+	b := lock.NewBid(open(t, cfg), cfg, true)
+	if err := b.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !try(t, b) {
+		t.Fatal("the lock is free, and the try is refused")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	settled := make(chan error)
+	go func() {
+		_, err := b.Settle(ctx)
+		settled <- err
+	}()
+	eventually(t, "it waits", func() bool { return len(log.said()) > 0 })
+	defer plain(t, server.DSN("postgres"), fmt.Sprintf("NOTIFY \"pglead.1.7\", 'started 5 %d 0'", time.Hour.Milliseconds())).Close(t.Context())
+	eventually(t, "it waits for the longer lease", func() bool {
+		select {
+		case err := <-settled:
+			t.Fatalf("it has started, or failed: %v", err)
+		default:
+		}
+		return len(log.said()) > 1
+	})
+	cancel()
+	if err := <-settled; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if want := []string{"delayed", "delayed"}; !slices.Equal(log.said(), want) || !strings.Contains(log.texts[1], "starts within 39m") { // of two thirds of the lease, some seconds are over
+		t.Errorf("it said %q, %q", log.said(), log.texts)
 	}
 }
