@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
@@ -34,11 +35,11 @@ func (b *bid) granted() (locks []advisory.Lock) {
 // lock-delay ago, or the bid has heard something of the lock. A bid that has waited, in this
 // session or in one that was lost, goes by what it has heard, which may be nothing.
 func (b *bid) verdictOn(id lockkey.ID) evidence.Verdict {
-	return b.listener.evidence[id].Verdict(b.firstTryDelay(b.cfg.LockDelay))
+	return b.listener.evidence[id].Verdict(b.youngFor(b.cfg.LockDelay))
 }
 
-// firstTryDelay is how long a bid that got the lock at its first try has to wait before the start.
-// If the server started, or was promoted, less than lockDelay ago, the bid waits for the rest of
+// youngFor is how much longer the server is young: how long a bid that got the lock at its first
+// try has to wait before the start. If the server started, or was promoted, less than lockDelay ago, the bid waits for the rest of
 // lockDelay, since the lock may have had a holder before. That applies to a server without TCP,
 // too: the holder may have come to its socket through a pooler, ssh or a proxy. While the server's
 // clock has not caught up after it was set back, each first try waits for up to a lock-delay. If
@@ -47,7 +48,7 @@ func (b *bid) verdictOn(id lockkey.ID) evidence.Verdict {
 //
 // With a quorum, after a promotion, the former primary may have holders for as long as standbys
 // follow it.
-func (b *bid) firstTryDelay(lockDelay time.Duration) time.Duration {
+func (b *bid) youngFor(lockDelay time.Duration) time.Duration {
 	if b.cfg.PrivateServer {
 		lockDelay = min(lockDelay, b.cfg.LostGrace)
 	}
@@ -60,12 +61,9 @@ func (b *bid) firstTryDelay(lockDelay time.Duration) time.Duration {
 	return max(0, lockDelay-b.s.ServerAge())
 }
 
-// delayOn is the longest delay that a current verdict on these locks calls for.
-func (b *bid) delayOn(locks []advisory.Lock) (delay time.Duration) {
-	for _, l := range locks {
-		delay = max(delay, b.verdictOn(l.ID).Delay)
-	}
-	return delay
+// startsAtOnce says whether the current verdicts on these locks call for no delay.
+func (b *bid) startsAtOnce(locks []advisory.Lock) bool {
+	return !slices.ContainsFunc(locks, func(l advisory.Lock) bool { return b.verdictOn(l.ID).Delay > 0 })
 }
 
 // reviewGrants brings the verdicts on the grants up to date, and says for how much longer the locks
@@ -80,7 +78,7 @@ func (b *bid) reviewGrants() (rest time.Duration) {
 
 // review is reviewGrants for one lock. It notes in the grant what has changed since: evidence that no
 // earlier command is alive, or a longer delay, because a role was looked up. After a first try the
-// current verdict may have what is left of the delay (firstTryDelay).
+// current verdict may have what is left of the delay (youngFor).
 func (b *bid) review(g *grant) time.Duration {
 	now, held := b.verdictOn(g.ID), g.heldFor()
 	longest := max(g.verdict.Delay, now.Delay)

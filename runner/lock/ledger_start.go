@@ -176,7 +176,7 @@ func (l *ledgerStart) holdForOpenRun(ctx context.Context, rest time.Duration, ho
 	if err := l.bid.beginDelay(ctx, rest); err != nil {
 		return err
 	}
-	heardDead := func() bool { return l.bid.delayOn(l.bid.granted()) == 0 }
+	heardDead := func() bool { return l.bid.startsAtOnce(l.bid.granted()) }
 	return l.bid.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host), heardDead, ask)
 }
 

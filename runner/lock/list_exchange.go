@@ -67,7 +67,7 @@ func (h *Held) endFits() bool {
 func (b *bid) tryFits() bool {
 	usesLedger, err := b.applyingLedger()
 	return b.cfg.canExchange() && !usesLedger && err == nil && !b.listener.on && len(b.grants) == 0 &&
-		b.verdictOn(b.cfg.Claim.IDs[0]).Delay == 0
+		b.startsAtOnce(b.cfg.Claim.locks())
 }
 
 // exchange releases, in one round trip, the locks of commands that have ended, tries for those of

@@ -21,7 +21,7 @@ import (
 //	the claim is complete             bid.complete
 //	the delay is known                bid.verdictOn, with each lock that is granted: by what was heard
 //	                                  (Evidence.Verdict) or, after a first try, by the server's
-//	                                  age (firstTryDelay). Package evidence has the states
+//	                                  age (youngFor). Package evidence has the states
 //	                                  (evidence.go), and who may say what (closing.go)
 //	no earlier command is alive       waitOut or, with a ledger, waitForOpenRuns
 //	the locks are listed in pg_locks  bid.areListed, on the rows of the statement that draws the token
@@ -92,7 +92,7 @@ func (b *bid) waitOut(ctx context.Context) error {
 	if err := b.listener.askRoles(ctx); err != nil {
 		return err
 	}
-	if b.firstTryDelay(b.reviewGrants()) > 0 {
+	if b.youngFor(b.reviewGrants()) > 0 {
 		if err := b.s.LearnAge(ctx); err != nil {
 			return err
 		}

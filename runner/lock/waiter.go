@@ -214,7 +214,7 @@ const (
 // what there is, the draw travels along. Without the lock it draws nothing.
 func (w *waiter) tryInBurst(ctx context.Context) (granted bool, err error) {
 	locks, queries := w.cfg.Claim.locks(), []string{w.burstQuery(0)}
-	draws := w.cfg.drawsWithTry() && (w.delayOn(locks) == 0 || w.drawStartsRun(locks))
+	draws := w.cfg.drawsWithTry() && (w.startsAtOnce(locks) || w.drawStartsRun(locks))
 	if draws {
 		queries = append(queries, w.drawQuery(locks, w.leaveSQL()...))
 	}
