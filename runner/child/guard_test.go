@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -103,6 +104,44 @@ func socketPair(t *testing.T) (here *net.TCPConn, there net.Conn) {
 	}
 	t.Cleanup(func() { _, _ = here.Close(), there.Close() })
 	return here, there
+}
+
+// TestDeepTree: a chain of processes is killed as quickly as its few first ones, by the guard or in
+// its place: it isn't taken for one that SIGKILL doesn't reach.
+func TestDeepTree(t *testing.T) {
+	const depth = 150
+	const chain = `[ "$1" = 0 ] || sh -c "$2" sh $(($1 - 1)) "$2" "$3" & : >"$3/$$"; wait; exec sleep 1000`
+	for name, kill := range map[string]func(*child.Child){
+		"by the guard": (*child.Child).Kill,
+		"in its place": func(c *child.Child) { _ = unix.Kill(child.GuardPID(c), unix.SIGKILL) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			guards, err := child.NewGuards(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			child.GiveNoGroups(guards) // which kill all at one stroke
+			guard, err := guards.Start(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			c, err := guard.StartCommand(t.Context(), child.Config{
+				Path: "/bin/sh", Args: []string{"sh", "-c", chain, "sh", strconv.Itoa(depth), chain, dir},
+				Env: []string{"PATH=" + os.Getenv("PATH")}, Deadline: far(), GuardPatience: time.Minute,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pids := awaitRecords(dir, depth+1)
+			kill(c)
+			r := await(t, c)
+			assertDead(t, pids)
+			if int(r.Killed) < depth || len(c.Events()) > 0 {
+				t.Errorf("%+v, want at least %d killed; events: %d", r, depth, len(c.Events()))
+			}
+		})
+	}
 }
 
 // TestGuardKilled: this process inherits the tree and ends it, and leaves alone what it had started

@@ -83,7 +83,7 @@ func (g *guardProcess) decideKill(why Ending) {
 }
 
 // killRound kills the direct children. Their children become direct ones, which the next
-// round kills.
+// round kills. Once it kills all of a deep tree.
 func (g *guardProcess) killRound() {
 	if g.rounds%stubbornRounds == 0 {
 		_, _ = unix.Write(g.cgroupKill, []byte(killWord)) // EBADF if there is none
@@ -92,6 +92,9 @@ func (g *guardProcess) killRound() {
 		stopDescendants(nil)
 	}
 	killChildren(g.children)
+	if g.rounds == deepRounds {
+		killDescendants(descendants(nil))
+	}
 	if g.command == commandAlive {
 		_ = unix.Kill(g.pid, unix.SIGKILL) // the children may be unknown, for want of descriptors
 	}

@@ -146,15 +146,16 @@ func (gs *Guards) killInPlaceOf(g *Guard, unkillable func(names string)) (killed
 	for round, pause := 0, retryFirst; ; round, pause = round+1, min(2*pause, retryMost) {
 		gone := g.tryReap()
 		if !gone {
-			g.killBelow()
+			killDescendants(below(g.pid, processes(), nil))
 		}
-		left := gs.killOrphans(round%stubbornRounds == stubbornRounds-1)
+		left := gs.killOrphans(round)
 		if gone && len(left) == 0 {
 			return killed
 		}
 		for _, pid := range left {
 			if reaped, _ := unix.Wait4(pid, nil, unix.WNOHANG, nil); reaped == pid {
 				killed++
+				began, pause = time.Now(), retryFirst // this works, and what was below it is a child now
 			}
 		}
 		if !told && unkillable != nil && time.Since(began) > unkillableAfter {
@@ -173,13 +174,16 @@ func (gs *Guards) nameOrphans(g *Guard) string {
 }
 
 // killOrphans sends SIGKILL to all that dead guards have left behind, and returns what is not
-// reaped yet. If the tree is stubborn, it first stops all of it.
-func (gs *Guards) killOrphans(stubborn bool) (left []int) {
+// reaped yet. It does what a guard does in this round (killRound).
+func (gs *Guards) killOrphans(round int) (left []int) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	own := gs.ownChildren()
-	if stubborn {
+	if round%stubbornRounds == stubbornRounds-1 {
 		stopDescendants(own)
+	}
+	if round == deepRounds {
+		killDescendants(descendants(own))
 	}
 	others := func() []int { return children(own) }
 	left = killChildren(others)

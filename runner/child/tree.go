@@ -17,8 +17,10 @@ const (
 	// then at twice the interval, up to retryMost.
 	retryFirst = time.Millisecond
 	retryMost  = 100 * time.Millisecond
-	// A tree that is alive after stubbornRounds rounds may fork faster than it is
+	// A tree that is alive after deepRounds rounds may be deep: a round reaches only one level of it.
+	// One that is alive after stubbornRounds rounds may fork faster than it is
 	// killed. What is left after unkillableAfter is reported.
+	deepRounds      = 3
 	stubbornRounds  = 30
 	unkillableAfter = time.Second
 	// deathPatience is about how long a guard that was killed may take to die. After that, what is
@@ -104,9 +106,9 @@ func killChildren(list func() []int) (left []int) {
 	return left
 }
 
-// killBelow kills all that is below a guard which does not die, since a debugger keeps it.
-func (g *Guard) killBelow() {
-	for _, p := range below(g.pid, processes(), nil) {
+// killDescendants kills these processes of the tree at once. None of them has to be a direct child.
+func killDescendants(list []proc) {
+	for _, p := range list {
 		signalDescendant(p, unix.SIGKILL)
 	}
 }
