@@ -230,7 +230,7 @@ func (s *scene) supervised(t *testing.T, incidents []incident, want expectation)
 	s.play(incidents, func() { outcome, err = s.supervise() })
 	time.Sleep(time.Hour) // and nothing follows
 	s.check(t, want.transcript)
-	if killed := s.playedCommand.result.Ending != child.Exited; s.restored == 1 != killed {
+	if killed := s.playedCommand.result.Ending != child.Exited || s.playedCommand.result.Status.Signaled(); s.restored == 1 != killed {
 		t.Errorf("the terminal is restored %d times", s.restored)
 	}
 	if outcome != want.outcome {

@@ -35,6 +35,8 @@ type supervision struct {
 	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
 	received   []unix.Signal    // other signals that the command has received
 	killAfter  <-chan time.Time // fires when the command's time to end is up; nil: it has no limit
+	endSignal  unix.Signal      // the first that has asked the command to end
+	leftovers  bool             // the command has ended, and left something running
 	unkillable string           // names the processes that SIGKILL doesn't reach
 }
 
@@ -193,6 +195,7 @@ func (s *supervision) signalled(sig unix.Signal) {
 		return
 	}
 	s.run.asked |= BySignal
+	s.endSignal = cmp.Or(s.endSignal, sig)
 	if interrupted := s.run.cfg.CommandObserver.Interrupted; interrupted != nil {
 		interrupted()
 	}
@@ -237,6 +240,7 @@ func (s *supervision) startKillAfter(d time.Duration) {
 // SIGTERM.
 func (s *supervision) askToEnd(by Asked) {
 	s.run.asked |= by
+	s.endSignal = cmp.Or(s.endSignal, unix.SIGTERM)
 	s.command.Signal(unix.SIGTERM)
 	s.command.Signal(unix.SIGCONT)
 }
@@ -257,11 +261,16 @@ func (s *supervision) timeOut() {
 func (s *supervision) kill() {
 	s.killAfter = nil
 	s.command.Kill()
-	s.run.log.Error("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
+	text := "the command did not end after " + unix.SignalName(s.endSignal) + "; killing it and all that it started"
+	if s.leftovers {
+		text = "what the command left running does not end; killing it"
+	}
+	s.run.log.Error(text, "event", "killed")
 }
 
 // handle acts on what has happened to the command's processes.
 func (s *supervision) handle(event child.Event) {
+	s.leftovers = s.leftovers || event.Leftovers != ""
 	switch {
 	case event.Stopped != 0:
 		s.command.StopPglead()
@@ -291,7 +300,7 @@ const reasonPatience = time.Second
 // conclude turns the end of the tree into an outcome.
 func (s *supervision) conclude() (Outcome, error) {
 	result, ran := s.command.Result(), time.Since(s.began)
-	if result.Ending != child.Exited {
+	if result.Ending != child.Exited || result.Status.Signaled() {
 		s.restoreTerminal()
 	}
 	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {

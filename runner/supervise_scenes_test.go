@@ -25,9 +25,12 @@ const (
 	doneAt60   = "\n1m0s level=INFO msg=\"command ended\" event=exited ran=1m0s status=\"exit status 0\""
 	killedAt60 = "\n1m0s level=INFO msg=\"command killed\" event=killed ran=1m0s processes="
 	killLine   = ` level=ERROR msg="the command did not end after SIGTERM; killing it and all that it started" event=killed`
+	leftLine   = ` level=ERROR msg="what the command left running does not end; killing it" event=killed`
 	lossLine   = ` level=INFO msg="lock lost, killing the command" event=lost reason="the server does not answer"`
 	lostAt1    = "\n1s told of the loss\n1s" + lossLine + "\n1s hook: the server does not answer"
 )
+
+var killLineInt = strings.ReplaceAll(killLine, "SIGTERM", "SIGINT")
 
 // lost is the text of a *LostError.
 func lost(cause, what string) string {
@@ -140,11 +143,11 @@ func TestTimeToEnd(t *testing.T) {
 1s forward SIGINT
 1s observer: interrupted
 3s kill
-3s` + killLine + `
+3s` + killLineInt + `
 10s forward SIGINT
 10s observer: interrupted
 12s kill
-12s` + killLine + `
+12s` + killLineInt + `
 1m0s level=INFO msg="command ended" event=exited ran=1m0s status=SIGKILL`},
 		},
 	}.run(t)
@@ -206,6 +209,18 @@ func TestReports(t *testing.T) {
 			incidents: []incident{{3 * sec, reports(child.Event{Leftovers: "sleep (12)"})}, {60 * sec, done()}},
 			want: expectation{outcome: Outcome{Ran: 60 * sec}, transcript: `
 3s level=ERROR msg="the command has ended; ending what it left running: sleep (12)" event=leftovers` + doneAt60},
+		},
+		"leftovers outlast kill-after": {
+			prepare: func(s *scene) { s.run.cfg.KillAfterSignal = 2 * sec },
+			incidents: []incident{
+				{1 * sec, sends(unix.SIGTERM)}, {2 * sec, reports(child.Event{Leftovers: "sleep (12)"})}, {60 * sec, done()},
+			},
+			want: expectation{outcome: Outcome{Ran: 60 * sec, Asked: BySignal}, transcript: `
+1s forward SIGTERM
+1s observer: interrupted
+2s level=ERROR msg="the command has ended; ending what it left running: sleep (12)" event=leftovers
+3s kill
+3s` + leftLine + doneAt60},
 		},
 		"leftovers are waited for": {
 			prepare:   func(s *scene) { s.run.cfg.WaitForLeftovers = true },

@@ -186,6 +186,12 @@ func TestTerminal(t *testing.T) {
 			t.Errorf("the terminal's modes are %q, and were %q", after, before)
 		}
 	})
+	t.Run("an editor dies of a signal", func(t *testing.T) {
+		term := newTerminal(t)
+		term.write("sh -c 'before=$(stty -g); pglead run --key tty9 --timeout 1s -- sh -c \"stty raw -echo; exec sleep 1000\"; test \"$(stty -g)\" = \"$before\" && echo sa\"\"me; stty \"$before\"'\n")
+		term.expect("same")
+		term.expect(prompt)
+	})
 	t.Run("a shell inside is killed", func(t *testing.T) {
 		term := newTerminal(t)
 		term.write("sh -c 'pglead run --key tty8 --timeout 1s --kill-after 1s -- bash --norc --noediting -i; read x; echo \"go\"t $x'\n")
