@@ -319,6 +319,17 @@ func TestGuardIsAhead(t *testing.T) {
 	})
 }
 
+// TestUnreadRequest: a request that the server does not read ends in time.
+func TestUnreadRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSilent(t)
+		_, err := s.Query(t.Context(), "SELECT 1")
+		if lost := (*LostError)(nil); !errors.As(err, &lost) || !errors.Is(err, ErrSilent) || s.at() != leasetime.HolderShare(testLease) {
+			t.Errorf("after %v: %v", s.at(), err)
+		}
+	})
+}
+
 // TestSuspend: a clock that jumps, as if the machine had been suspended for a night, ends the
 // session at the next opportunity, though the timers have not run out.
 func TestSuspend(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -161,7 +162,12 @@ func (s *Session) transmit(r Request) (*roundTrip, error) {
 	if r.Last {
 		s.fe.Send(&pgproto3.Terminate{})
 	}
+	// A server that reads no more lets the write wait for as long as an answer.
+	_ = s.conn.SetWriteDeadline(time.Now().Add(leasetime.HolderShare(s.cfg.Lease)))
 	if err := s.fe.Flush(); err != nil {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			s.fail(ErrSilent)
+		}
 		s.awaitReason(err)
 		s.fail(s.broken(fmt.Errorf("send: %w", networkCause(err))))
 		return nil, s.EndError()
