@@ -148,17 +148,23 @@ func (g *Guard) sendRest() {
 	}
 }
 
-// renew puts a new deadline into the pipe, and says whether it did. It also sends SIGCONT, since a
-// guard that was stopped, for instance by its own command, would not see the command's end. SIGCONT
-// does nothing to a guard that runs.
+// wake sends SIGCONT, since a guard that was stopped, for instance by its own command, would see
+// neither a request nor the command's end. SIGCONT does nothing to a guard that runs.
+func (g *Guard) wake() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.gone {
+		_ = unix.Kill(g.pid, unix.SIGCONT)
+	}
+}
+
+// renew puts a new deadline into the pipe, and says whether it did. It also wakes the guard.
 func (g *Guard) renew(deadline boottime.Instant) bool {
+	g.wake()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.renewals < 0 {
 		return false
-	}
-	if !g.gone {
-		_ = unix.Kill(g.pid, unix.SIGCONT)
 	}
 	_, err := unix.Write(g.renewals, binary.NativeEndian.AppendUint64(nil, uint64(deadline)))
 	return err == nil

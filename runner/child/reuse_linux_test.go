@@ -75,6 +75,17 @@ func startAgain(t *testing.T, g *child.Guard, cfg child.Config, role string, arg
 	return c
 }
 
+// TestStoppedBetweenCommands: a guard that was stopped after a command is woken for the next.
+func TestStoppedBetweenCommands(t *testing.T) {
+	g := usedGuard(t, nil, child.Config{}, nil)
+	if err := unix.Kill(child.UnusedPID(g), unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if r := await(t, startAgain(t, g, child.Config{}, "exit", "7")); r.Status.ExitStatus() != 7 {
+		t.Errorf("%+v", r)
+	}
+}
+
 // TestReusedGuardLeavesNoTrace: what a command finds does not depend on whether its guard has had
 // another command before. The earlier command has done what it can to leave something behind.
 func TestReusedGuardLeavesNoTrace(t *testing.T) {

@@ -59,6 +59,7 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 		return nil, ErrTooLate
 	}
 	<-g.guards.threads()
+	g.wake()
 	pid, born, err := g.requestStart(ctx, cfg)
 	var lookup *LookupError
 	switch {

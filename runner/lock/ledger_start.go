@@ -247,6 +247,9 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 		queries = []string{"SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE; " + session.OwnNames + "; " + queries[0]}
 	}
 	rows, err := s.Query(ctx, queries...)
+	if beside && errors.Is(err, session.ErrSilent) {
+		err = session.NoSecondError()
+	}
 	if err != nil {
 		return "", err
 	}

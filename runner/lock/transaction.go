@@ -1,9 +1,13 @@
 package lock
 
 import (
+	"cmp"
 	"context"
+	"errors"
 
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -39,28 +43,50 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 		return b.noteTry(nil), nil
 	}
 	b.guard.begin()
-	// The session for the token is opened before the lock is held.
-	err = askForRoom(ctx, &b.cfg, func() error {
-		_, err := b.s.Second(ctx)
+	granted, once := false, b.cfg
+	once.Wait = 0 // a run that waits tries again here, too: it would come back as one that knows of nobody's end
+	err = askForRoom(ctx, &once, func() (err error) {
+		granted, err = b.beginAndDraw(ctx)
 		return err
 	})
-	if err != nil {
+	return granted, err
+}
+
+// beginAndDraw begins the transaction, tries, and draws the token on the second session, which is
+// opened before the lock is held.
+//
+// A pooler may have as many connections to the server as runs begin at once. Then each of them would
+// have one, and wait for a second, and so would the application whose pool it is. So each waits for a
+// while, gives its own back, and begins again.
+func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
+	if _, err := b.s.Second(ctx); err != nil {
 		return false, err
 	}
 	value, err := b.s.Begin(ctx, b.trySQL())
 	if err != nil {
 		return false, b.cfg.Claim.rejected(err)
 	}
-	if won, err = b.readTry(value); err != nil {
+	won, err := b.readTry(value)
+	if err != nil {
 		return false, err
 	}
-	if b.cfg.Claim.fulfilledBy(won) {
-		return b.noteTry(won), nil
+	if !b.cfg.Claim.fulfilledBy(won) {
+		err = b.send(ctx, "ROLLBACK")
+		return b.noteTry(nil) && err == nil, err
 	}
-	if err = b.send(ctx, "ROLLBACK"); err != nil {
-		return false, err
+	b.noteTry(won)
+	noSecond := session.NoSecondError()
+	share := leasetime.HolderShare(b.cfg.Session.Lease)
+	brief, cancel := context.WithTimeoutCause(ctx, pace.Between(share/4, share/2), noSecond)
+	defer cancel()
+	if err = b.drawOnSecond(brief); err == nil {
+		return true, nil
 	}
-	return b.noteTry(nil), nil
+	if errors.Is(err, noSecond) {
+		b.s.DropSecond() // its request is still under way
+	}
+	b.noteFreed()
+	return false, cmp.Or(b.send(context.WithoutCancel(ctx), "ROLLBACK"), err)
 }
 
 // endTransaction releases the locks, and announces nothing. If the server rejects a query, such as

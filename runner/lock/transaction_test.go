@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -278,18 +279,18 @@ func TestStatementPooler(t *testing.T) {
 	cfg.Session.ConnectTimeout = 4 * time.Second
 	late := cfg
 	late.Claim = exclusive(8)
-	holder, other := bid(t, cfg), bid(t, late)
-	if !try(t, holder) {
-		t.Fatal("the lock is taken")
-	}
+	alone, other := bid(t, cfg), bid(t, late)
+	application := plain(t, dsn, "BEGIN")
 	if _, err := other.Try(t.Context()); !session.Passing(err) || !strings.Contains(err.Error(), "query_wait_timeout") {
 		t.Errorf("Try: %#v", err)
 	}
-	_, err := holder.Settle(t.Context())
+	run(t, application, "ROLLBACK")
+	_, err := alone.Try(t.Context())
 	e, ok := err.(*session.Error) //nolint:errorlint // as it is
-	if !ok || e.Kind != session.Unreachable || !strings.Contains(e.Hint, "second connection") {
-		t.Errorf("Settle: %#v", err)
+	if !ok || !session.Passing(err) || !strings.Contains(e.Hint, "second connection") {
+		t.Errorf("Try with one connection: %#v", err)
 	}
+	run(t, application, "BEGIN") // the connection is free again
 }
 
 // TestYoungServerBehindPooler: a session that has outlived its server goes by the age of the server
@@ -349,5 +350,35 @@ func TestTransactionCallsNobody(t *testing.T) {
 	}
 	if said := c.said(); slices.ContainsFunc(said, func(event string) bool { return event != "waiting" }) {
 		t.Errorf("it said %v", said)
+	}
+}
+
+// TestNoSecondConnection: a pooler has no connection for the second session. The candidate gives the
+// lock back, and with it its own connection, and gets the lock when the pooler has two.
+func TestNoSecondConnection(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	for name, wait := range map[string]time.Duration{"tries once": 0, "waits": lock.Forever} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := config(t, server.DSN("postgres"), exclusive(int64(len(name))))
+			cfg.Wait, cfg.Session.Transaction = wait, true
+			room := make(chan struct{})
+			free := sync.OnceFunc(func() { close(room) })
+			t.Cleanup(free)
+			c := contendThrough(t, server, cfg, "pg_current_xact_id", func() { <-room })
+			is := func(want string) func() bool {
+				return func() bool {
+					return query(t, server, fmt.Sprintf("SELECT count(*) > 0 FROM pg_locks WHERE objid = %d AND locktype = 'advisory'", len(name)))[0] == want
+				}
+			}
+			eventually(t, "it has the lock", is("t"))
+			eventually(t, "it has given the lock back", is("f"))
+			if !c.waits() {
+				t.Error(c.err)
+			}
+			free()
+			c.held(t)
+		})
 	}
 }

@@ -133,6 +133,15 @@ func (s *Session) noteIdentity(identity string) {
 	s.server.identity = identity
 }
 
+const secondHint = "each grant takes a second connection for a moment: the pooler's pool has to leave one free"
+
+// NoSecondError is the error if a pooler has no second connection to the server.
+func NoSecondError() *Error {
+	e := FullError("the pooler had no connection to the server free in time")
+	e.Hint = secondHint
+	return e
+}
+
 // secondError turns an error of the second session into one for the user of this session, which
 // itself goes on.
 func (s *Session) secondError(err error) error {
@@ -153,7 +162,7 @@ func (s *Session) secondError(err error) error {
 	forUser := *e
 	forUser.err = fmt.Errorf("the second session: %w", e)
 	if s.cfg.Transaction && e.Kind == Unreachable && e.Hint == "" {
-		forUser.Hint = "each grant takes a second connection for a moment: the pooler's pool has to leave one free"
+		forUser.Hint = secondHint
 	}
 	return &forUser
 }
