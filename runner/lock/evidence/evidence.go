@@ -171,9 +171,13 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	return a, true
 }
 
-// noteWord adds the word of a run's end, which applyWords will apply.
+// noteWord adds the word of a run's end, which applyWords will apply. If there are too many, the
+// oldest counts as that of a session that is gone (NoteRole).
 func (e *Evidence) noteWord(a Announcement) {
 	if len(e.words) == mostWords {
+		if w := e.words[0]; w.Word == Clean && e.standingOf(w.PID) == asStranger {
+			e.forget(w, func(s knownStart) bool { return s.pid == w.PID })
+		}
 		e.words = slices.Delete(e.words, 0, 1)
 	}
 	e.words = append(e.words, heardWord{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.peers[a.PID].role})

@@ -99,6 +99,26 @@ func TestReaders(t *testing.T) {
 	h.wants("a writer after a reader that has left", theirDelay, true)
 }
 
+// TestManyBriefRuns: more brief runs are heard than words are remembered, before anybody has asked for
+// their roles. Nothing is left of their starts that no word could close.
+func TestManyBriefRuns(t *testing.T) {
+	h := newTold(t)
+	h.looks()
+	for i := range uint32(3 * mostStarts) {
+		h.says(1000+i, Started, int64(10+i))
+		h.says(1000+i, Clean, int64(10+i))
+	}
+	if len(h.starts) > mostWords {
+		t.Errorf("%d starts are remembered", len(h.starts))
+	}
+	for _, pid := range h.RolesWanted() {
+		h.NoteRole(pid, 0)
+	}
+	if tokens, blind := h.OpenStarts(); len(tokens) > 0 || blind {
+		t.Errorf("open: %v, %t", tokens, blind)
+	}
+}
+
 // TestIsBounded: there is a limit to what is remembered, and starts that are forgotten do not count
 // as ended.
 func TestIsBounded(t *testing.T) {
