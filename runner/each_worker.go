@@ -241,7 +241,7 @@ func (w *worker) runItem(ctx context.Context, it *activeItem) (unreleased *activ
 	w.guard, w.brief = r.guard, r.guard.Idle() // its guard may be a second one, or nil: see startCommand
 	it.logEnd(outcome, err)
 	ok := err == nil && !outcome.failed()
-	w.countEnd(r.supervision != nil, ok)
+	w.countEnd(r.supervision != nil || mayHaveRun(err), ok)
 	lost := errors.As(err, new(*LockLostError)) || r.held.Err() != nil
 	switch {
 	case lost && err != nil: // the list tells the waiters of all such locks at its end

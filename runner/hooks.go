@@ -61,17 +61,30 @@ func (r *run) hook(event hookEvent, reason error) {
 	if reason != nil {
 		env = append(env, "PGLEAD_REASON="+reason.Error())
 	}
-	before, done := r.lastHook, make(chan struct{})
-	r.lastHook = done
-	r.hooksLeft.Add(1)
+	r.queueHook(env, command, func(what string) { r.log.Warn(fmt.Sprintf("--on-%s: %s", event, what), "event", "hook") })
+}
+
+// mostQueuedHooks limits the hooks that wait for their turn. While a lock comes and goes all the time
+// and the hooks are slow, the alarms would come later and later, and this process could not end.
+const mostQueuedHooks = 8
+
+// queueHook runs a hook after those before it. A hook may move an address, and the last one has to
+// win: so if too many wait, the oldest are left out.
+func (p *process) queueHook(env []string, command string, warn func(what string)) {
+	before, done := p.lastHook, make(chan struct{})
+	p.lastHook = done
+	p.hooksLeft.Add(1)
 	go func() {
 		defer close(done)
-		defer r.hooksLeft.Add(-1)
+		defer p.hooksLeft.Add(-1)
 		if before != nil {
-			<-before // a hook may move an address, and the last hook has to win
+			<-before
 		}
-		warn := func(what string) { r.log.Warn(fmt.Sprintf("--on-%s: %s", event, what), "event", "hook") }
-		if err := r.runHook(env, command, warn); err != nil {
+		if later := p.hooksLeft.Load() - 1; later >= mostQueuedHooks {
+			warn(fmt.Sprintf("left out, since %d later hooks wait", later))
+			return
+		}
+		if err := p.runHook(env, command, warn); err != nil {
 			warn(err.Error())
 		}
 	}()
