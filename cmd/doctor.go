@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/doctor"
@@ -51,10 +49,11 @@ The exit status is 0 if nothing fails, that of pglead run if that would fail
   pglead doctor --dsn postgresql://app@haproxy.example/app --idle`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
-			defer stop()
-			d, err := f.diagnose(ctx, cmd)
-			if err != nil {
+			var d *diagnosis
+			if err := untilSignal(func(ctx context.Context) (err error) {
+				d, err = f.diagnose(ctx, cmd)
+				return err
+			}); err != nil {
 				return err
 			}
 			if err := f.print(cmd.OutOrStdout(), d, d.text()); err != nil || d.Status == 0 {
@@ -86,7 +85,7 @@ func (f *doctorFlags) diagnose(ctx context.Context, cmd *cobra.Command) (*diagno
 		Session: connection, Description: f.description("pglead"), LockDelay: f.delay(cmd.Flags(), 0), Idle: f.idle,
 	})
 	if ctx.Err() != nil {
-		return nil, err
+		return nil, context.Cause(ctx)
 	}
 	d := &diagnosis{Target: session.Target(connection.Database), Database: slices.Concat(found.Database, f.keyChecks(keys)), Machine: found.Machine}
 	d.Host, _ = os.Hostname()

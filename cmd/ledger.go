@@ -298,8 +298,18 @@ func (a *ledgerAdmin) confirm(ctx context.Context) error {
 		return usagef("--yes says that this is meant", "this would remove %s", what)
 	}
 	fmt.Fprintf(os.Stderr, "This removes %s. Go on? [y/N] ", what)
-	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input means no
-	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
+	answered := make(chan string, 1)
+	go func() {
+		answer, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input means no
+		answered <- strings.ToLower(strings.TrimSpace(answer))
+	}()
+	var answer string
+	select {
+	case answer = <-answered:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if !slices.Contains([]string{"y", "yes"}, answer) {
 		fmt.Fprintln(os.Stderr, "Nothing was removed.")
 		return &silentExit{code: exitNo}
 	}

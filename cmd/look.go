@@ -3,6 +3,7 @@ package cmd
 import (
 	"context"
 	"log/slog"
+	"os"
 	"os/signal"
 	"slices"
 
@@ -140,12 +141,40 @@ func (f *lookFlags) connect(cmd *cobra.Command, open opener, do func(ctx context
 		}
 		f.server = server
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
-	defer stop()
-	client, err := open(ctx, f.server)
-	if err != nil {
-		return err
+	return untilSignal(func(ctx context.Context) error {
+		client, err := open(ctx, f.server)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		return do(ctx, client)
+	})
+}
+
+// untilSignal calls do with a context that a signal ends. If do then fails, this process dies of
+// that signal, since a shell's loop would go on after an exit status. A second signal ends it at
+// once, and one that was ignored when it started stays ignored.
+func untilSignal(do func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	caught := make(chan os.Signal, 1)
+	defer signal.Stop(caught)
+	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGTERM} {
+		if !signal.Ignored(sig) {
+			signal.Notify(caught, sig)
+		}
 	}
-	defer client.Close()
-	return do(ctx, client)
+	go func() {
+		select {
+		case sig := <-caught:
+			signal.Stop(caught)
+			cancel(&silentExit{sig: sig.(unix.Signal)})
+		case <-ctx.Done():
+		}
+	}()
+	err := do(ctx)
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
 }

@@ -70,6 +70,9 @@ func (f *lsFlags) ls(cmd *cobra.Command, patterns []string) error {
 	for {
 		err := f.connect(cmd, session.OpenClient, func(ctx context.Context, client *session.Client) error {
 			err := f.follow(ctx, client, patterns, show)
+			if f.watch && ctx.Err() != nil {
+				err = nil // a signal is how it ends, also during a look
+			}
 			if err == nil && screen { // overwrite the ^C that the terminal shows
 				_, err = io.WriteString(cmd.OutOrStdout(), "\r"+eraseRest)
 			}

@@ -48,6 +48,15 @@ func TestLedgerTerminal(t *testing.T) {
 	if out := term.expect(prompt); !strings.Contains(out, "Nothing was removed.\r\nstatus 1\r\n") {
 		t.Errorf("after a no: %q", out)
 	}
+	term.write("for i in 1 2; do pglead ledger uninstall; done\n")
+	term.expect("[y/N] ")
+	term.write("\x03")
+	if out := term.expect(prompt); strings.Contains(out, "removed") {
+		t.Errorf("after Ctrl-C: %q", out)
+	}
+	if out := term.run("echo sta''tus $?"); !strings.HasSuffix(out, "status 130\r\n") {
+		t.Errorf("Ctrl-C: %q", out)
+	}
 	term.write("pglead ledger uninstall; echo sta''tus $?\n")
 	term.expect("[y/N] ")
 	term.write("y\n")
