@@ -57,11 +57,11 @@ func (o *options) config(cmd *cobra.Command, claim lock.Claim, keys, args []stri
 		return runner.Config{}, err
 	}
 	env := commandEnvironment(cmd)
+	dsn := cmp.Or(db.dsn, os.Getenv("DATABASE_URL"))
 	switch {
-	case db.dsn == "":
-	case o.passDSN:
-		env = append(env, envName("dsn")+"="+db.dsn)
-	default:
+	case o.passDSN && dsn != "":
+		env = append(env, envName("dsn")+"="+dsn)
+	case db.dsn != "":
 		env = append(env, envName("dsn")+"="+withheld)
 	}
 	killAfterTimeout := 10 * time.Second
