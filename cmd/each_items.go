@@ -112,11 +112,10 @@ func (l *itemList) read(yield func(string) bool) error {
 	}
 	scanner := bufio.NewScanner(l.copy)
 	scanner.Buffer(nil, longestItem)
-	mark := byteOrderMark
 	if l.null {
 		scanner.Split(l.scanNull)
-		mark = ""
 	}
+	mark := byteOrderMark
 	for scanner.Scan() {
 		item := strings.TrimPrefix(scanner.Text(), mark)
 		mark = ""
@@ -130,7 +129,7 @@ func (l *itemList) read(yield func(string) bool) error {
 	return scanner.Err()
 }
 
-// byteOrderMark is at the beginning of what some editors write. It is no part of the first line.
+// byteOrderMark is at the beginning of what some editors write. It is no part of the first item.
 const byteOrderMark = "\ufeff"
 
 // scanNull splits at NUL bytes; the last one may be missing.
