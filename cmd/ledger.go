@@ -80,11 +80,17 @@ func oneAction(cmd *cobra.Command, args []string) error {
 	return usagef(didYouMean(nearest(args[0], cmd.ValidArgs), hint), "unknown action %q", args[0])
 }
 
-// ofAction refuses flags that the action does not have.
+// ofAction refuses flags that the action does not have. A variable is for every command, so
+// those of such flags count for nothing.
 func ofAction(cmd *cobra.Command, action string) error {
 	for flag, of := range map[string]string{"keep": "install", "sql": "install", "published": "install", "older": "prune", "yes": "uninstall", "output": "status"} {
-		if cmd.Flags().Changed(flag) && action != of {
-			return usagef("", "only pglead ledger %s takes %s", of, sourceOf(cmd.Flags().Lookup(flag)))
+		f := cmd.Flags().Lookup(flag)
+		switch {
+		case !f.Changed || action == of:
+		case f.Annotations[ofVariable] == nil:
+			return usagef("", "only pglead ledger %s takes --%s", of, flag)
+		default:
+			_ = f.Value.Set(f.DefValue) // a default is no mistake
 		}
 	}
 	return nil
