@@ -22,6 +22,7 @@
 package cmd
 
 import (
+	"cmp"
 	"io"
 	"os"
 	"slices"
@@ -42,7 +43,8 @@ func Main(args []string) int {
 	if len(args) > 0 {
 		called = args[0]
 	}
-	root := newRootCmd(called, u, os.Stdout)
+	stdout := &checkedWriter{Writer: os.Stdout}
+	root := newRootCmd(called, u, stdout)
 	if strings.HasPrefix(called, cobra.ShellCompRequestCmd) {
 		addCompletions(root)
 	}
@@ -54,7 +56,19 @@ func Main(args []string) int {
 	if !u.configured && wantsJSON(args) {
 		u.configure(false, false, true, nil)
 	}
-	return exit(u, err)
+	return exit(u, cmp.Or(err, stdout.err))
+}
+
+// checkedWriter notes why it could not be written to, since cobra ignores that for help.
+type checkedWriter struct {
+	io.Writer
+	err error
+}
+
+func (w *checkedWriter) Write(p []byte) (int, error) {
+	n, err := w.Writer.Write(p)
+	w.err = cmp.Or(w.err, err)
+	return n, err
 }
 
 // wantsJSON says whether the messages are to be in JSON, also where the flags could not be read
