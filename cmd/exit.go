@@ -64,12 +64,17 @@ func usagef(hint, format string, args ...any) error {
 	return &explainedError{error: fmt.Errorf(format, args...), code: exitUsage, hint: hint}
 }
 
-// withWait adds to a full server's refusal a hint to --wait, unless it was given.
+// withWait adds to a full server's refusal a hint to --wait, unless it was given. A role that may
+// have one connection alone would wait in vain for a second one.
 func (o *options) withWait(err error) error {
-	if refused, ok := errors.AsType[*session.Error](err); ok && refused.Full && o.wait.value == 0 {
-		return explain(err, "", "--wait tries again until a connection is free")
+	refused, ok := errors.AsType[*session.Error](err)
+	switch {
+	case !ok || !refused.Full || o.wait.value > 0:
+		return err
+	case o.transaction || o.quorum:
+		return explain(err, "", "this takes two connections at once; --wait tries again until both are free")
 	}
-	return err
+	return explain(err, "", "--wait tries again until a connection is free")
 }
 
 // unstarted adds to the obstacles after a login that the command was not started. The errors of the
