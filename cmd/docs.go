@@ -100,7 +100,7 @@ func commandVariables() [][2]string {
 		{"PGLEAD_TOKEN", "The fencing token: a number that grows with every grant."},
 		{"PGLEAD_SYSTEM_ID", "The cluster that the token belongs to."},
 		{"PGLEAD_BACKEND_PID", "The server's process of the session that holds the lock."},
-		{"PGLEAD_SLOT", "With --slots: the number of the slot."},
+		{"PGLEAD_SLOT", "With --slots of 2 or more: the number of the slot."},
 		{itemVariable, "With pglead each: the item."},
 		{"PGLEAD_EVENT", "For hooks: acquired, lost or released."},
 		{"PGLEAD_REASON", "For the hook --on-lost: why."},
