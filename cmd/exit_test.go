@@ -1,10 +1,14 @@
 package cmd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -32,5 +36,26 @@ func TestStatusOfLoss(t *testing.T) {
 		if code, hint := status(fmt.Errorf("nightly: %w", tt.err)); code != tt.code || hint != tt.hint {
 			t.Errorf("%v: exit status %d, hint %q", tt.err, code, hint)
 		}
+	}
+}
+
+// TestSecondSignal: what goes on after a first signal is ended at once by a second one.
+func TestSecondSignal(t *testing.T) {
+	const deaf = "TEST_DEAF"
+	if os.Getenv(deaf) != "" {
+		_ = untilSignal(func(ctx context.Context) error {
+			_ = unix.Kill(os.Getpid(), unix.SIGTERM)
+			<-ctx.Done()
+			_ = unix.Kill(os.Getpid(), unix.SIGTERM)
+			time.Sleep(10 * time.Second)
+			return nil
+		})
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), deaf+"=yes")
+	out, _ := cmd.CombinedOutput()
+	if status := cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != syscall.SIGTERM || len(out) > 0 {
+		t.Errorf("%v: %s", cmd.ProcessState, out)
 	}
 }
