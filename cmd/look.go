@@ -20,7 +20,7 @@ import (
 type lookFlags struct {
 	options
 	server session.Config // how to connect; set by connect
-	warned bool           // that pauses are not shown
+	warned bool           // that the ledger can't be read
 }
 
 // serverFlags say where the locks are.

@@ -35,16 +35,8 @@ func (f *lookFlags) withPauses(
 		return locks, err
 	}
 	paused, err := ledger.Pauses(ctx, on, mostRemembered)
-	if unreadable(err) {
-		if !f.warned {
-			_, hint := status(err)
-			f.u.say(slog.LevelWarn, err.Error()+"; pauses are not shown", hint, "event", "ledger")
-		}
-		f.warned = true
-		return locks, nil
-	}
 	if err != nil {
-		return nil, err
+		return locks, f.unlessUnreadable(err, "pauses")
 	}
 	for _, fact := range paused.List {
 		key, id := fact.Last.Key, fact.Last.ID
@@ -61,10 +53,19 @@ func (f *lookFlags) withPauses(
 	return locks, nil
 }
 
-// unreadable says whether the ledger can't be read now. The command can still say who has the
-// locks.
-func unreadable(err error) bool {
-	return errors.Is(err, ledger.ErrLocked) || session.Undefined(err) || session.HasCode(err, session.InsufficientPrivilege)
+// unlessUnreadable returns an error unless it says that the ledger can't be read now, for whatever
+// reason the server gives. Then it warns once that something is not shown: the command can still say
+// who has the locks.
+func (f *lookFlags) unlessUnreadable(err error, what string) error {
+	if !errors.Is(err, ledger.ErrLocked) && session.AnsweredError(err) == nil {
+		return err
+	}
+	if !f.warned {
+		_, hint := status(err)
+		f.u.say(slog.LevelWarn, err.Error()+"; "+what+" are not shown", hint, "event", "ledger")
+	}
+	f.warned = true
+	return nil
 }
 
 func pausesOf(locks []*inspect.Lock) (pauses []*inspect.Pause) {

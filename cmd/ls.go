@@ -133,8 +133,8 @@ func (f *lsFlags) list(ctx context.Context, client *session.Client, patterns []s
 		return text.String(), err
 	case "prometheus":
 		facts, err := factsFor(ctx, client, patterns)
-		if unreadable(err) { // withPauses has said so
-			err = nil
+		if err != nil {
+			err = f.unlessUnreadable(err, "runs")
 		}
 		return lockMetrics(inUse(locks)) + rememberedMetrics(facts), err
 	}

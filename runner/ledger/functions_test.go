@@ -102,6 +102,7 @@ func TestStartElsewhere(t *testing.T) {
 	for what, sql := range map[string]string{
 		"a token that nobody has drawn": of(token(t, a) + 1000).rest(),
 		"NULL":                          strings.Replace(of(token(t, a)).rest(), "ARRAY[7]", "NULL", 1),
+		"a text of any length":          strings.Replace(of(token(t, a)).rest(), of(1).system, "repeat('7', 21)", 1),
 		"arrays of several lengths":     strings.Replace(of(token(t, a)).rest(), "ARRAY['seven']", "ARRAY['seven', 'eight']", 1),
 		"REPEATABLE READ":               "BEGIN ISOLATION LEVEL REPEATABLE READ; " + of(token(t, a)).rest(),
 	} {

@@ -7,7 +7,8 @@ DECLARE
 	who text := left(regexp_replace(p_by, E'[\\x01-\\x1f\\x7f]', '?', 'g'), 200);
 	why text := left(regexp_replace(p_note, E'[\\x01-\\x1f\\x7f]', '?', 'g'), 300);
 BEGIN
-	IF p_number IS NULL OR (p_sub IN (1, 2)) IS NOT TRUE OR p_until IS NULL THEN
+	-- A time that is too far off for its microseconds to fit into a bigint would be every reader's error.
+	IF p_number IS NULL OR (p_sub IN (1, 2)) IS NOT TRUE OR p_until IS NULL OR p_until <> 'infinity' AND p_until > now() + interval '100 years' THEN
 		RAISE EXCEPTION 'pglead: this is no pause' USING ERRCODE = '22023';
 	END IF;
 	-- Starts that are under way share these.

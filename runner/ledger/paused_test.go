@@ -89,3 +89,19 @@ func TestPauseOfFirstStart(t *testing.T) {
 	expect(t, "the next start", run(t, a, slot.first()), "")
 	expect(t, "and why", strings.Split(run(t, a, slot.rest()), "\n")[0], "paused infinity")
 }
+
+// TestPauseWithoutBounds: a pause ends within a hundred years, or never. What an older ledger has taken
+// is read all the same.
+func TestPauseWithoutBounds(t *testing.T) {
+	server := remembering(t, nil)
+	a := connect(t, server, "cron")
+	if _, err := try(t, a, "SELECT pglead.pause_1(7, 1::smallint, 'seven', '294276-12-01', 'ann', '')"); code(err) != "22023" {
+		t.Errorf("a pause for ever and a day: %v", err)
+	}
+	expect(t, "the longest pause", run(t, a, "SELECT pglead.pause_1(7, 1::smallint, 'seven', now() + interval '3650 days', 'ann', '')"), "paused")
+	query(t, server, "UPDATE pglead.lock SET paused_until = '294276-12-01', system = repeat('s', 100000), started = now(), ended = now()")
+	facts, err := ledger.FactsMatching(t.Context(), asking(a), nil, 10)
+	if err != nil || len(facts.List) != 1 || facts.Pause().Until != ledger.Endless() || len(facts.List[0].Last.System) != 40 {
+		t.Errorf("%+v, %v", facts, err)
+	}
+}

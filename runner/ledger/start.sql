@@ -95,7 +95,7 @@ BEGIN
 	IF p_numbers IS NULL OR p_subs IS NULL OR p_keys IS NULL OR p_shared IS NULL OR p_token IS NULL OR p_system IS NULL OR p_lease IS NULL
 		OR p_grace IS NULL OR p_sure IS NULL OR n NOT BETWEEN 1 AND 1000 OR cardinality(p_subs) <> n OR cardinality(p_keys) <> n
 		OR cardinality(p_closes) <> n OR (p_tick IS NULL) <> (p_per IS NULL) OR (p_tick IS NULL) <> (p_clock IS NULL)
-		OR array_position(p_numbers, NULL) IS NOT NULL OR NOT p_subs <@ '{1,2}' OR p_token <= 0 THEN
+		OR array_position(p_numbers, NULL) IS NOT NULL OR NOT p_subs <@ '{1,2}' OR p_token <= 0 OR p_system !~ '^-?[0-9]{1,20}$' THEN
 		RAISE EXCEPTION 'pglead: this is no start' USING ERRCODE = '22023';
 	END IF;
 	IF current_setting('transaction_isolation') <> 'read committed' THEN
