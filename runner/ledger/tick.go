@@ -29,8 +29,8 @@ func ParsePeriod(text string) (time.Duration, error) {
 		return day, nil
 	}
 	per, err := time.ParseDuration(text)
-	if seconds, badNumber := strconv.Atoi(text); badNumber == nil {
-		per, err = time.Duration(seconds)*time.Second, nil
+	if _, badNumber := strconv.Atoi(text); badNumber == nil {
+		per, err = time.ParseDuration(text + "s") // which refuses what overflows
 	}
 	if err != nil || per < time.Second || per > day || day%per != 0 || per%time.Second != 0 {
 		return 0, fmt.Errorf("%q: minute, hour, day, or a length that divides a day, such as 5m, 15m or 6h (for a job every 7 minutes use 1m)", text)

@@ -20,7 +20,7 @@ func TestParsePeriod(t *testing.T) {
 			t.Errorf("%q: %v, %v; want %v", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "0", "7m", "25h", "48h", "week", "-5m", "1.5s", "500ms", "1h1m"} {
+	for _, text := range []string{"", "0", "7m", "25h", "48h", "week", "-5m", "1.5s", "500ms", "1h1m", "36028797018964028", "-36028797018963908"} {
 		if got, err := ledger.ParsePeriod(text); err == nil {
 			t.Errorf("%q: %v, want an error", text, got)
 		}
