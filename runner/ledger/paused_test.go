@@ -90,6 +90,23 @@ func TestPauseOfFirstStart(t *testing.T) {
 	expect(t, "and why", strings.Split(run(t, a, slot.rest()), "\n")[0], "paused infinity")
 }
 
+// TestPauseOfAnotherKey: a key is paused under its other number while the last run of this number was
+// one of another key. With hashtext k127628 and k48136 have the same number.
+func TestPauseOfAnotherKey(t *testing.T) {
+	server := remembering(t, nil)
+	a := connect(t, server, "cron")
+	run(t, a, "SELECT pg_advisory_lock(7)")
+	first := of(token(t, a))
+	first.sure = true
+	expect(t, "a start", run(t, a, first.rest()), "started")
+	run(t, a, finish(7, first.token, "ok"))
+	expect(t, "the pause", run(t, a, "SELECT pglead.pause_1(8, 1::smallint, 'eight', 'infinity', 'ann', '')"), "paused")
+	other := of(token(t, a))
+	other.keys = "'eight'"
+	expect(t, "a start of the key", run(t, a, other.first())+run(t, a, other.rest()), "paused infinity\nann\n")
+	expect(t, "a start of the other key", run(t, a, of(token(t, a)).first()), "started")
+}
+
 // TestPauseWithoutBounds: a pause ends within a hundred years, or never. What an older ledger has taken
 // is read all the same.
 func TestPauseWithoutBounds(t *testing.T) {

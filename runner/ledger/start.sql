@@ -27,6 +27,9 @@ $$;
 -- That the caller can take the lock shows that nobody else has it. A caller that did not have it,
 -- but finds it free, has it for the length of the transaction. The second number that is taken is
 -- the marker of the last run, which that run's transactions have shared: see fence.
+--
+-- With numbers of 32 bits two keys may have the same one. The row has the key of the last run, and a
+-- pause of another key may be at another row, so that key's start is left to start_rest_1.
 CREATE OR REPLACE FUNCTION pglead.start_1(p_number bigint, p_sub smallint, p_key text, p_token bigint, p_system text,
 	p_host text, p_os_user text, p_pid integer, p_command text, p_lease interval, p_grace interval, p_waited interval,
 	p_tick timestamptz, p_per interval, p_clock timestamptz) RETURNS text
@@ -36,7 +39,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 		lease = p_lease, grace = p_grace, tick = p_tick, waited = p_waited,
 		started = clock_timestamp(), cut = NULL, ended = NULL, outcome = NULL, status = NULL
 	WHERE number = p_number AND sub = p_sub AND reader = 0 AND CASE WHEN alone
-			AND ended IS NOT NULL AND system = p_system AND token >> 48 = p_token >> 48
+			AND ended IS NOT NULL AND system = p_system AND token >> 48 = p_token >> 48 AND key = left(p_key, 500)
 			AND p_lease IS NOT NULL AND p_grace IS NOT NULL
 			AND (paused_until IS NULL OR paused_until <= clock_timestamp())
 			AND (p_tick IS NULL OR pglead.due_1(ok_tick, p_tick, p_per, p_clock))
