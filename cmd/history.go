@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -135,7 +136,7 @@ func (p pastRuns) result(i int) (result, remark string) {
 	switch next := p.history.Next(i); {
 	case next != nil && next.Waited > 0:
 		remark = "next start waited " + strings.Replace(took(next.Waited), ".0s", "s", 1)
-	case r.Ended.IsZero():
+	case r.Ended.IsZero() && !slices.ContainsFunc(p.history.Runs[:i], func(r ledger.Entry) bool { return !r.Missing() }):
 		remark = "no start since"
 	}
 	return result, remark

@@ -58,15 +58,22 @@ WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY 
 // judge does the part of Check that needs no question for runs that have ended.
 func judge(facts Facts, within time.Duration) Report {
 	report := Report{Now: facts.Now, Pause: facts.Pause()}
+	var madeUp time.Time // the last start of a success, which makes up for a loss before it
 	for _, f := range facts.List {
-		report.Known = report.Known || !f.Last.Started.IsZero()
 		if f.Success.Ended.After(report.Success.Ended) {
 			report.Success = f.Success
 		}
+		if f.Success.Started.After(madeUp) {
+			madeUp = f.Success.Started
+		}
+	}
+	for _, f := range facts.List {
+		report.Known = report.Known || !f.Last.Started.IsZero()
 		switch {
 		case f.Last.Outcome == Running:
 			report.Running = append(report.Running, f.Last)
-		case f.Last.Outcome == Lost && f.Last.Ended.IsZero():
+		// Readers and other slots close no run, so it may be open for ever.
+		case f.Last.Outcome == Lost && f.Last.Ended.IsZero() && !f.Last.Started.Before(madeUp):
 			report.Failed++
 			report.Failure = f.Last
 		}

@@ -35,6 +35,13 @@ func TestJudge(t *testing.T) {
 			facts: []Fact{{Last: running, Success: ago(100 * time.Hour)}, {Last: running, Success: ago(2 * time.Hour)}, {Last: lost}},
 			known: true, failed: 1, running: 2, success: 2 * time.Hour,
 		},
+		"a reader or a slot was lost, and another one has succeeded since": {
+			facts: []Fact{{Last: closed, Success: ago(30 * time.Minute)}, {Last: lost, Success: ago(100 * time.Hour)}},
+			known: true, success: 30 * time.Minute,
+		},
+		"lost after a success that ended later": {
+			facts: []Fact{{Last: lost}, {Last: closed, Success: ago(90 * time.Minute)}}, known: true, failed: 1, success: 90 * time.Minute,
+		},
 		"of two pauses the longer counts": {
 			facts: []Fact{{Last: closed, Success: ago(0), Pause: Pause{Until: now.Add(time.Hour)}}, {Pause: Pause{Until: Endless()}}},
 			known: true, paused: Endless().Sub(now),
