@@ -189,6 +189,16 @@ func TestReaders(t *testing.T) {
 	expect(t, "a reader after a writer that was lost", run(t, a, third.rest()), fmt.Sprintf("lost 1 %d 15000 0 here", writer.token))
 	third.closes = fmt.Sprint(writer.token)
 	expect(t, "a reader that has waited", run(t, a, third.rest())+run(t, a, third.rest()), "startedstarted")
+	const rows = "SELECT count(*), max(ok_ended) = (SELECT max(ended) FROM pglead.run WHERE outcome = 'ok') FROM pglead.lock"
+	run(t, a, finish(7, third.token, "ok")) // and tidy_1 is yet to be called
+	third.token = token(t, a)
+	expect(t, "a reader after that", run(t, a, third.rest()), "started")
+	expect(t, "the last success is not forgotten", query(t, server, rows), "3 t")
+	run(t, a, finish(7, third.token, "failed")+"; SELECT pg_advisory_unlock_shared(7)")
+	run(t, w, "SELECT pg_advisory_lock(7)")
+	writer.token = token(t, w)
+	expect(t, "a writer after that", run(t, w, writer.rest()), "started")
+	expect(t, "the last success is the lock's", query(t, server, rows), "1 t")
 }
 
 func TestTicks(t *testing.T) {

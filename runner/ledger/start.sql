@@ -261,11 +261,21 @@ BEGIN
 			VALUES (r.number, r.sub, r.started, r.token, r.system, r.key, r.host, r.os_user, r.pid, r.command, r.role, coalesce(r.cut, clock_timestamp()), 'lost', NULL, r.waited)
 			ON CONFLICT DO NOTHING;
 		END LOOP;
-		-- Readers that have ended are forgotten, unless transactions of theirs go on.
-		DELETE FROM pglead.lock AS l WHERE l.ctid IN (SELECT o.ctid FROM pglead.lock AS o
-			WHERE o.number = p_numbers[i] AND o.sub = p_subs[i] AND o.reader <> 0 AND o.ended IS NOT NULL
-				AND (NOT p_shared OR pg_try_advisory_xact_lock(pglead.marker_1(o.number, o.sub, o.token)))
-			LIMIT 1000 FOR UPDATE SKIP LOCKED);
+		-- Readers that have ended are forgotten, unless transactions of theirs go on. Their last success
+		-- becomes that of the lock, as in tidy_1, which may not have been called yet. A reader leaves
+		-- that to tidy_1, since it would wait for other readers, which may have the rows of several
+		-- locks in another order.
+		WITH forgotten AS (
+			DELETE FROM pglead.lock AS l WHERE l.ctid IN (SELECT o.ctid FROM pglead.lock AS o
+				WHERE o.number = p_numbers[i] AND o.sub = p_subs[i] AND o.reader <> 0 AND o.ended IS NOT NULL
+					AND (NOT p_shared OR (o.ok_ended IS NULL OR o.ok_ended <= (SELECT k.ok_ended FROM pglead.lock AS k
+							WHERE k.number = p_numbers[i] AND k.sub = p_subs[i] AND k.reader = 0))
+						AND pg_try_advisory_xact_lock(pglead.marker_1(o.number, o.sub, o.token)))
+				LIMIT 1000 FOR UPDATE SKIP LOCKED)
+			RETURNING l.ok_started, l.ok_ended, l.ok_host)
+		UPDATE pglead.lock AS l SET ok_started = f.ok_started, ok_ended = f.ok_ended, ok_host = f.ok_host
+		FROM (SELECT o.* FROM forgotten AS o WHERE o.ok_ended IS NOT NULL ORDER BY o.ok_ended DESC LIMIT 1) AS f
+		WHERE NOT p_shared AND l.number = p_numbers[i] AND l.sub = p_subs[i] AND l.reader = 0 AND (l.ok_ended IS NULL OR l.ok_ended < f.ok_ended);
 		INSERT INTO pglead.lock AS l (number, sub, key, system, token, host, os_user, pid, command, role, lease, grace, tick, waited, started, alone)
 		SELECT p_numbers[i], p_subs[i], left(p_keys[i], 500), p_system, p_token, left(p_host, 200), left(p_os_user, 200), p_pid, left(p_command, 200), session_user,
 			p_lease, p_grace, p_tick, p_waited, CASE WHEN p_shared THEN NULL ELSE clock_timestamp() END,
