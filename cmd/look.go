@@ -21,6 +21,7 @@ type lookFlags struct {
 	options
 	server session.Config // how to connect; set by connect
 	warned bool           // that the ledger can't be read
+	cut    bool           // that it has more pauses than are shown; this has been said, too
 }
 
 // serverFlags say where the locks are.

@@ -3,11 +3,11 @@ package cmd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
@@ -26,23 +26,28 @@ func pauseOf(key string, p ledger.Pause) *inspect.Pause {
 	return of
 }
 
-// withPauses adds the pauses to the locks, and adds free locks that are paused.
+// withPauses adds the pauses to the locks, and adds free locks that are paused. read asks the ledger
+// for the pauses, which has its own spelling of the keys.
 func (f *lookFlags) withPauses(
-	ctx context.Context, client *session.Client, locks []*inspect.Lock, wants func(key string, id lockkey.ID) bool,
+	ctx context.Context, client *session.Client, locks []*inspect.Lock, read func(on session.Connection, most int) (ledger.Facts, error),
 ) ([]*inspect.Lock, error) {
 	on, err := grantedLedger(ctx, client)
 	if on == nil {
 		return locks, err
 	}
-	paused, err := ledger.Pauses(ctx, on, mostRemembered)
+	paused, err := read(on, mostRemembered+1)
 	if err != nil {
 		return locks, f.unlessUnreadable(err, "pauses")
 	}
+	if len(paused.List) > mostRemembered {
+		paused.List = paused.List[:mostRemembered]
+		if !f.cut {
+			f.u.log.Warn(fmt.Sprintf("more than %d locks are paused; these are the latest", mostRemembered), "event", "ledger")
+		}
+		f.cut = true
+	}
 	for _, fact := range paused.List {
 		key, id := fact.Last.Key, fact.Last.ID
-		if !wants(key, id) {
-			continue
-		}
 		i := slices.IndexFunc(locks, func(l *inspect.Lock) bool { return l.Number() == id && l.Database == paused.Database })
 		if i < 0 {
 			i = len(locks)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
@@ -122,7 +121,9 @@ func (f *lsFlags) list(ctx context.Context, client *session.Client, patterns []s
 	if len(patterns) > 0 {
 		locks = slices.DeleteFunc(locks, func(l *inspect.Lock) bool { return l.Key == nil || !matches(*l.Key) })
 	}
-	locks, err = f.withPauses(ctx, client, locks, func(key string, _ lockkey.ID) bool { return matches(key) })
+	locks, err = f.withPauses(ctx, client, locks, func(on session.Connection, most int) (ledger.Facts, error) {
+		return ledger.Pauses(ctx, on, patterns, most)
+	})
 	if err != nil {
 		return "", err
 	}

@@ -4,13 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
@@ -27,13 +26,9 @@ and 1 if the lock is free.`,
   pglead who render -o json`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.withLocksOf(cmd, args[0], func(ctx context.Context, client *session.Client, _ lock.Claim, locks []*inspect.Lock) error {
-				ids, err := f.numbersOf(args[0])
-				if err != nil {
-					return err
-				}
-				locks, err = f.withPauses(ctx, client, locks, func(of string, id lockkey.ID) bool {
-					return (of == args[0] || id.SpelledBy(args[0])) && slices.Contains(ids, id)
+			return f.withLocksOf(cmd, args[0], func(ctx context.Context, client *session.Client, claim lock.Claim, locks []*inspect.Lock) error {
+				locks, err := f.withPauses(ctx, client, locks, func(on session.Connection, most int) (ledger.Facts, error) {
+					return ledger.PausesOf(ctx, on, ledger.Lock{ID: claim.IDs[0], Key: args[0]}, most) // any slot stands for the key
 				})
 				if err != nil {
 					return err

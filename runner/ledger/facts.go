@@ -115,9 +115,16 @@ func like(patterns []string) string {
 	return "(" + joined(patterns, " OR ", func(p string) string { return "key LIKE " + ParsePattern(p).like() }) + ")"
 }
 
-// Pauses are the facts of locks that are paused.
-func Pauses(ctx context.Context, on session.Connection, most int) (Facts, error) {
-	return readFacts(ctx, on, "paused_until > pg_catalog.now()", most)
+// Pauses are the facts of locks that are paused, and whose key matches a pattern. Without patterns
+// every key matches.
+func Pauses(ctx context.Context, on session.Connection, patterns []string, most int) (Facts, error) {
+	return readFacts(ctx, on, "paused_until > pg_catalog.now() AND "+like(patterns), most)
+}
+
+// PausesOf are the facts of those paused locks whose pauses keep a lock from starting: the lock
+// itself, and those with its key, such as its slots.
+func PausesOf(ctx context.Context, on session.Connection, l Lock, most int) (Facts, error) {
+	return readFacts(ctx, on, "paused_until > pg_catalog.now() AND ("+l.pausedSQL()+")", most)
 }
 
 func readFacts(ctx context.Context, on session.Connection, where string, most int) (Facts, error) {
