@@ -144,7 +144,7 @@ func TestStartOfSeveralLocks(t *testing.T) {
 	s.sure = true
 	expect(t, "one", run(t, a, s.rest()), "started")
 	both := of(token(t, a))
-	both.numbers, both.keys, both.closes, both.sure = "7, 8", "'seven', 'eight'", "0, 0", true
+	both.numbers, both.keys, both.closes, both.sure = "7, 8", "'seven', 'eight'", "-1, -1", true // which closes nothing
 	expect(t, "two of which one is open", run(t, a, both.rest()), fmt.Sprintf("lost 1 %d 15000 0 here", s.token))
 	expect(t, "none", query(t, server, "SELECT count(*) FROM pglead.lock WHERE number = 8"), "0")
 	b := connect(t, server, "cron")
@@ -155,6 +155,9 @@ func TestStartOfSeveralLocks(t *testing.T) {
 	expect(t, "none", query(t, server, "SELECT count(*) FROM pglead.lock WHERE ended IS NULL"), "0")
 	run(t, b, "SELECT pg_advisory_unlock(8)")
 	run(t, a, "SELECT pg_advisory_lock(8)")
+	both.closes, both.sure = "-1, 0", false // the ledger knows of 7, and not of 8
+	expect(t, "two of which one is unknown", run(t, a, both.rest()), "unknown")
+	both.closes = "0, -1"
 	expect(t, "two", run(t, a, both.rest()), "started")
 	expect(t, "both", query(t, server, "SELECT count(*) FROM pglead.lock WHERE ended IS NULL"), "2")
 	run(t, a, finish(7, both.token, "ok")+";"+finish(8, both.token, "ok"))

@@ -41,13 +41,17 @@ type Proof struct {
 	// RestDead says that no command is alive that the ledger does not know.
 	RestDead bool
 	// Closes has a token for each lock: no command of that token or of an earlier one is
-	// alive.
+	// alive. Or it has OneDead.
 	Closes []int64
 	// Heard are the tokens with an announced start and no announced end.
 	Heard []int64
 	// Waited is how long the locks were held before the start.
 	Waited time.Duration
 }
+
+// OneDead says of one lock what RestDead says of all. It closes no run that the ledger knows: this is
+// not evidence for that. To an older ledger it says nothing.
+const OneDead = -1
 
 // StartSQL is an SQL expression that starts a run of one lock if nothing is in its way. Otherwise
 // its value is NULL, and StartWithProofSQL tells the reason. token and system are SQL expressions,

@@ -72,7 +72,7 @@ $$;
 --
 -- The caller says what it knows by itself. p_sure: no command is alive under a lock of which the
 -- ledger knows nothing. p_closes: for each lock a token; nothing is alive of that run and of
--- earlier ones. p_heard: tokens of announced starts, of which the ledger must know that they have
+-- earlier ones; or -1, which closes no run, but is p_sure for this lock alone. p_heard: tokens of announced starts, of which the ledger must know that they have
 -- ended. p_backend: the session that has the locks, if that is not the caller's.
 --
 -- A start that knows an open run to be dead closes it. Any other start leaves it open, since that
@@ -162,7 +162,7 @@ BEGIN
 					coalesce(p.paused_by, ''), coalesce(p.note, ''));
 			END IF;
 			SELECT l.* INTO r FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i] AND l.reader = 0;
-			IF NOT FOUND OR r.system IS DISTINCT FROM p_system OR r.token >> 48 IS DISTINCT FROM p_token >> 48 THEN
+			IF (NOT FOUND OR r.system IS DISTINCT FROM p_system OR r.token >> 48 IS DISTINCT FROM p_token >> 48) AND p_closes[i] IS DISTINCT FROM -1 THEN
 				known := false;
 			END IF;
 			IF r.ok_tick >= p_tick THEN

@@ -16,7 +16,8 @@ import (
 //
 //	RestDead  startInLedger; noteEvidence, before each question; waitWithoutLedger
 //	Heard     noteEvidence, unless RestDead; it is a doubt: the ledger must know their ends
-//	Closes    closeDead, for the open runs that are dead by now; ask, for its own dropped start
+//	Closes    closeDead, for the open runs that are dead by now; ask, for its own dropped start;
+//	          noteEvidence, unless RestDead: OneDead for each other lock that needs no delay
 //	Waited    waitForOpenRuns, when all of them are
 //	Backend   askLedger
 type ledgerStart struct {
@@ -112,6 +113,15 @@ func (l *ledgerStart) noteEvidence() {
 	for _, token := range heard {
 		if !slices.Contains(l.proof.Closes, token) {
 			l.proof.Heard = append(l.proof.Heard, token)
+		}
+	}
+	for i := range l.bid.grants {
+		if l.proof.Closes[i] > 0 {
+			continue
+		}
+		l.proof.Closes[i] = 0
+		if l.bid.review(&l.bid.grants[i]) == 0 {
+			l.proof.Closes[i] = ledger.OneDead
 		}
 	}
 }

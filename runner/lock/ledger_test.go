@@ -357,3 +357,30 @@ func TestLedgerTick(t *testing.T) {
 		t.Errorf("without a ledger: %v", err)
 	}
 }
+
+// TestLedgerKnowsOneOfTwo: a writer has waited for a reader, whose end the ledger has, and nobody else
+// has had its other lock, of which the ledger has nothing. Together this is enough to start at once.
+func TestLedgerKnowsOneOfTwo(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	reader := ledgered(config(t, dsn, shared(8)))
+	reading := acquire(t, reader)
+	both := ledgered(config(t, dsn, exclusive(7, 8)))
+	both.Claim.Keys = []string{"fresh", "nightly"}
+	writer := contend(t, both)
+	inLine(t, server, id(8), 1)
+	release(t, ended(reading, ledger.OK))
+	held := writer.held(t)
+	if delayed(writer) {
+		t.Errorf("it waits: %v", writer.said())
+	}
+	release(t, ended(held, ledger.OK))
+
+	// A run of the other lock that the ledger knows to be open is waited for all the same.
+	tear(t, server, acquire(t, ledgered(config(t, dsn, exclusive(7)))))
+	reading = acquire(t, reader)
+	writer = contend(t, both)
+	inLine(t, server, id(8), 1)
+	release(t, ended(reading, ledger.OK))
+	eventually(t, "the writer waits", func() bool { return slices.Contains(writer.said(), "delayed") })
+}
