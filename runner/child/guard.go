@@ -27,6 +27,7 @@ type Guard struct {
 	control *os.File // this end of the socket pair
 	cgroup  string   // the control group that the guard makes for its commands if it may, or empty
 	idle    bool     // see Idle; while a command runs, Child.end may set it
+	used    bool     // it was asked to start a command
 
 	mu       sync.Mutex   // guards all that follows
 	renewals int          // this end of the pipe, or -1

@@ -59,7 +59,10 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 		return nil, ErrTooLate
 	}
 	<-g.guards.threads()
-	g.wake()
+	if g.used { // its last command may have stopped it
+		g.wake()
+	}
+	g.used = true
 	pid, born, err := g.requestStart(ctx, cfg)
 	var lookup *LookupError
 	switch {

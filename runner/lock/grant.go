@@ -39,12 +39,12 @@ func (b *bid) verdictOn(id lockkey.ID) evidence.Verdict {
 }
 
 // youngFor is how much longer the server is young: how long a bid that got the lock at its first
-// try has to wait before the start. If the server started, or was promoted, less than lockDelay ago, the bid waits for the rest of
-// lockDelay, since the lock may have had a holder before. That applies to a server without TCP,
-// too: the holder may have come to its socket through a pooler, ssh or a proxy. While the server's
-// clock has not caught up after it was set back, each first try waits for up to a lock-delay. If
-// only this machine can reach the server, each holder has seen at once that it went down, and has
-// been killing its command since then, after the lost-grace.
+// try has to wait before the start. If the server started, or was promoted, less than lockDelay
+// ago, the bid waits for the rest of lockDelay, since the lock may have had a holder before. That
+// applies to a server without TCP, too: the holder may have come to its socket through a pooler, ssh
+// or a proxy. While the server's clock has not caught up after it was set back, each first try waits
+// for up to a lock-delay. If only this machine can reach the server, each holder has seen at once
+// that it went down, and has been killing its command since then, after the lost-grace.
 //
 // With a quorum, after a promotion, the former primary may have holders for as long as standbys
 // follow it.
