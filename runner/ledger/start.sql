@@ -72,8 +72,9 @@ $$;
 --
 -- The caller says what it knows by itself. p_sure: no command is alive under a lock of which the
 -- ledger knows nothing. p_closes: for each lock a token; nothing is alive of that run and of
--- earlier ones; or -1, which closes no run, but is p_sure for this lock alone. p_heard: tokens of announced starts, of which the ledger must know that they have
--- ended. p_backend: the session that has the locks, if that is not the caller's.
+-- earlier ones; or -1, which closes no run, but is p_sure for this lock alone. p_heard: tokens of
+-- announced starts, of which the ledger must know that they have ended. p_backend: the session that
+-- has the locks, if that is not the caller's.
 --
 -- A start that knows an open run to be dead closes it. Any other start leaves it open, since that
 -- start may still give up, but cuts the run off: its fences refuse from then on.
