@@ -57,7 +57,8 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 //
 // A pooler may have as many connections to the server as runs begin at once. Then each of them would
 // have one, and wait for a second, and so would the application whose pool it is. So each waits for a
-// while, gives its own back, and begins again.
+// while, gives its own back, and begins again. (With a quorum the session depends on the second one,
+// and ends with it.)
 func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
 	if _, err := b.s.Second(ctx); err != nil {
 		return false, err
@@ -76,9 +77,13 @@ func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
 	}
 	b.noteTry(won)
 	noSecond := session.NoSecondError()
-	share := leasetime.HolderShare(b.cfg.Session.Lease)
-	brief, cancel := context.WithTimeoutCause(ctx, pace.Between(share/4, share/2), noSecond)
-	defer cancel()
+	brief := ctx
+	if !b.cfg.Session.Quorum {
+		share := leasetime.HolderShare(b.cfg.Session.Lease)
+		var cancel context.CancelFunc
+		brief, cancel = context.WithTimeoutCause(ctx, pace.Between(share/4, share/2), noSecond)
+		defer cancel()
+	}
 	if err = b.drawOnSecond(brief); err == nil {
 		return true, nil
 	}
@@ -86,7 +91,9 @@ func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
 		b.s.DropSecond() // its request is still under way
 	}
 	b.noteFreed()
-	return false, cmp.Or(b.send(context.WithoutCancel(ctx), "ROLLBACK"), err)
+	late, stop := lateAfter(ctx)
+	defer stop()
+	return false, cmp.Or(b.send(late, "ROLLBACK"), err)
 }
 
 // endTransaction releases the locks, and announces nothing. If the server rejects a query, such as
