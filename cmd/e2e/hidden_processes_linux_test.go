@@ -84,7 +84,7 @@ func TestHidersAreEnded(t *testing.T) {
 				"wait, and SIGTERM": {
 					flags: []string{"--leftovers", "wait", "--kill-after", "0.5"}, status: 5,
 					job:  leaves + "(sleep 1; kill -TERM $PGLEAD) & exit 5",
-					says: `pglead: KEY: the command did not end after SIGTERM; killing it and all that it started\n`,
+					says: `pglead: KEY: what the command left running does not end; killing it\n`,
 				},
 				"SIGKILL of pglead": {job: leaves + "kill -KILL $PGLEAD; sleep 1000", status: 137},
 				"SIGKILL of the guard": {job: leaves + "kill -KILL $PPID; sleep 1000", status: 70, // it may be dead before it has said that the command runs
