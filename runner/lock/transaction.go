@@ -79,21 +79,22 @@ func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
 	noSecond := session.NoSecondError()
 	brief := ctx
 	if !b.cfg.Session.Quorum {
-		share := leasetime.HolderShare(b.cfg.Session.Lease)
+		most := min(leasetime.HolderShare(b.cfg.Session.Lease), b.cfg.Session.ConnectTimeout) / 2 // askForRoom asks again for the ConnectTimeout
 		var cancel context.CancelFunc
-		brief, cancel = context.WithTimeoutCause(ctx, pace.Between(share/4, share/2), noSecond)
+		brief, cancel = context.WithTimeoutCause(ctx, pace.Between(most/2, most), noSecond)
 		defer cancel()
 	}
 	if err = b.drawOnSecond(brief); err == nil {
 		return true, nil
 	}
-	if errors.Is(err, noSecond) {
-		b.s.DropSecond() // its request is still under way
-	}
 	b.noteFreed()
 	late, stop := lateAfter(ctx)
 	defer stop()
-	return false, cmp.Or(b.send(late, "ROLLBACK"), err)
+	failed := b.send(late, "ROLLBACK")
+	if errors.Is(err, noSecond) {
+		b.s.DropSecond() // its request is still under way
+	}
+	return false, cmp.Or(failed, err)
 }
 
 // endTransaction releases the locks, and announces nothing. If the server rejects a query, such as
