@@ -124,7 +124,7 @@ func (c *Candidate) acquireOnce(ctx context.Context, start StartGuard) (*Held, e
 		}
 		// Otherwise the next attempt, or the next run in a script, could still find the locks held. What a
 		// lost session had is left to the report.
-		if s.Err() == nil && (errors.As(err, new(*LedgerError)) || errors.Is(err, session.ErrUnconfirmed)) {
+		if s.Err() == nil && (errors.As(err, new(*LedgerError)) || session.AnsweredError(err) != nil || errors.Is(err, session.ErrUnconfirmed)) {
 			_ = w.giveBack(ctx)
 		}
 		s.Close()
