@@ -10,6 +10,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -240,18 +241,20 @@ func (b *bid) mayAnnounceEnd() bool {
 	return b.drawn.Token != 0 && !b.delayed && !slices.ContainsFunc(b.grants, func(g grant) bool { return g.verdict.Delay > 0 })
 }
 
-// giveBackQueries are the queries that give the locks back and, if they may, announce a clean end.
+// giveBackQueries are the queries that give the locks back, stop the run in the ledger if it has
+// started there and, if they may, announce a clean end.
 func (b *bid) giveBackQueries() []string {
 	taken := b.taken()
-	switch {
-	case len(taken.Locks) == 0:
+	if len(taken.Locks) == 0 {
 		return nil
-	case b.cfg.Session.Transaction:
-		return []string{"ROLLBACK"}
+	}
+	record := taken.recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")
+	if b.cfg.Session.Transaction {
+		return append([]string{"ROLLBACK"}, record...)
 	}
 	var announce []string
 	if b.mayAnnounceEnd() {
 		announce = taken.announceEndQueries()
 	}
-	return append(announce, taken.unlockQuery())
+	return slices.Concat(record, announce, []string{taken.unlockQuery()})
 }

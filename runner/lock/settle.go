@@ -35,8 +35,8 @@ import (
 // With a ledger the token is drawn before it is certain that no earlier command is alive, because
 // the question to the ledger contains the token. The ledger also keeps a run from starting during a
 // pause, and for --once-per (startInLedger). A burst (waiter.tryInBurst), an exchange and a
-// transaction (beginAndDraw) draw it with the try. If a wait follows the draw, the token is drawn anew (beginDelay). With a second session
-// a separate statement lists the locks (drawOnSecond).
+// transaction (beginAndDraw) draw it with the try. If a wait follows the draw, the token is drawn
+// anew (beginDelay). With a second session a separate statement lists the locks (drawOnSecond).
 //
 // The heartbeat does not look for requests to step down until the caller makes it do so
 // (Held.checkForStepDown, List.checkForStepDowns).

@@ -191,3 +191,40 @@ func TestUnguardedStart(t *testing.T) {
 		t.Errorf("the ledger: %s", got)
 	}
 }
+
+// TestRestRejected: the server carries out the draw, which starts the run in the ledger, and rejects
+// the rest of the message. The ledger learns that no command was started.
+func TestRestRejected(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	cfg.LockDelay = 0
+	release(t, ended(acquire(t, cfg), ledger.OK))
+	other := plain(t, dsn, "SELECT pg_advisory_lock(7)")
+	drawn := false
+	relayed, err := session.ParseDSN(strings.Replace(newSlowRelay(t, server, func(sql string) string {
+		draws := strings.Contains(sql, "pg_current_xact_id") && !strings.Contains(sql, "pid IS NULL") && !strings.Contains(sql, "pg_sleep")
+		switch {
+		case draws:
+			drawn = true
+		case drawn:
+			drawn = false
+			return "SELECT 1/0"
+		}
+		return sql
+	}), "user="+localpg.Superuser, "user="+cfg.Session.Database.User, 1), "--dsn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Session.Database = relayed
+	c := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	run(t, other, "SELECT pg_advisory_unlock(7)")
+	<-c.done
+	if c.err == nil || !strings.Contains(c.err.Error(), "division by zero") {
+		t.Fatalf("want the server's error: %v", c.err)
+	}
+	if got := rows(t, server); got != "nightly stopped f t f" {
+		t.Errorf("the ledger has %q", got)
+	}
+}

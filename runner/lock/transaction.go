@@ -72,8 +72,10 @@ func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if !b.cfg.Claim.fulfilledBy(won) {
-		err = b.send(ctx, "ROLLBACK")
-		return b.noteTry(nil) && err == nil, err
+		if err := b.send(ctx, "ROLLBACK"); err != nil {
+			return false, err
+		}
+		return b.noteTry(nil), nil
 	}
 	b.noteTry(won)
 	noSecond := session.NoSecondError()
