@@ -100,7 +100,7 @@ func (c *choice) list() string {
 func checkChoices(flags *pflag.FlagSet) (err error) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		if c, ok := f.Value.(*choice); ok && err == nil && !slices.Contains(c.words, c.value) {
-			err = usagef("", "--%s %s: %s", f.Name, printable(c.value), c.list())
+			err = usagef("", "%s %s: %s", sourceOf(f), printable(c.value), c.list())
 		}
 	})
 	return err
