@@ -26,10 +26,9 @@ type state int
 // server is not young. Otherwise the lock is first held for the delay (Verdict).
 const (
 	untouched state = iota // nobody else is known to have the lock, or to have had it
-	contested              // others have it, or may have had it; no start of theirs is known
+	contested              // others have it, or may have had it; no start of theirs is known to be open
 	running                // a start is open: its command may be alive
-	unmarked               // all starts that were known have been closed, but there is no mark yet
-	ended                  // all starts that were known have been closed
+	ended                  // all starts that were known have been closed, and there is a mark
 )
 
 // Evidence is what a waiter knows of a lock. While it listens, the evidence has these states:
@@ -39,12 +38,11 @@ const (
 //	untouched  running          ended        –            contested  ended        untouched
 //	contested  running          ended        –            contested  ended        contested
 //	running    running          ended        running      running    ended        running
-//	unmarked   running          unmarked     –            running    unmarked     as it began
 //	ended      running          ended        –            running    ended        –
 //
-// Before the mark is taken, read unmarked for ended. Taking it makes unmarked what the state was in
-// the beginning, contested or untouched, unless a clean end shows that it came after the mark
-// (NoteMark).
+// Before the mark is taken, read contested for ended, save that a refused try makes even this one
+// running. Taking the mark makes it what the state was in the beginning, contested or untouched,
+// unless a clean end shows that it came after the mark (NoteMark).
 //
 // Refused: a try shows a holder that says nothing, such as another program, unless the last known
 // holder may still have the lock. It may for freeAfterClean after its last word, and while the
@@ -340,9 +338,7 @@ func (e *Evidence) state() state {
 		return running
 	case e.last != nil && e.mark.taken:
 		return ended
-	case e.last != nil:
-		return unmarked
-	case e.contested:
+	case e.last != nil, e.contested:
 		return contested
 	}
 	return untouched
