@@ -71,7 +71,7 @@ func guardPatience(lease time.Duration) time.Duration {
 // keys, or numbers, are one to a line.
 func (r *run) environment() []string {
 	var ids []string
-	for _, l := range r.held.Locks {
+	for _, l := range r.held.Locks() {
 		ids = append(ids, l.String())
 	}
 	env := append(slices.Clone(r.cfg.Env),

@@ -143,7 +143,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 // attributes are what the log says about the lock, besides its keys and its token.
 func (r *run) attributes() []any {
 	var numbers []int64
-	for _, l := range r.held.Locks {
+	for _, l := range r.held.Locks() {
 		numbers = append(numbers, l.Number)
 	}
 	attrs := []any{"id", numbers}

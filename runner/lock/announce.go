@@ -70,34 +70,34 @@ func (c Claim) othersInLinesSQL() string {
 }
 
 // announceEndQueries are the queries that announce the end under each lock to those in line.
-func (t *taken) announceEndQueries() (queries []string) {
-	for _, l := range t.Locks {
-		queries = append(queries, t.announceEndQuery(l, t.cfg.Claim.listenersSQL()))
+func (b *bid) announceEndQueries() (queries []string) {
+	for _, l := range b.Locks() {
+		queries = append(queries, b.announceEndQuery(l, b.cfg.Claim.listenersSQL()))
 	}
 	return queries
 }
 
 // announceEndQuery is the query that announces the end of a run, if any session in line fulfils the SQL
 // condition listeners. It names the first of these sessions, or one on the preferred host.
-func (t *taken) announceEndQuery(l advisory.Lock, listeners string) string {
+func (b *bid) announceEndQuery(l advisory.Lock, listeners string) string {
 	word := evidence.Clean
 	if l.Shared {
 		word = evidence.Left
 	}
-	if !t.cfg.seeksListener() && t.prefers == "" {
-		return notifyQuery(evidence.Channel(l.ID), t.endPayloadSQL(word, endPositionSQL))
+	if !b.cfg.seeksListener() && b.prefers == "" {
+		return notifyQuery(evidence.Channel(l.ID), b.endPayloadSQL(word, endPositionSQL))
 	}
 	// In a new backend, sorting by places, as a look does, would take as long
 	// as all the rest. This order names the wrong session when the tickets' time has
 	// wrapped around; then the right one tries a little later.
 	order := "objid"
-	if len(t.Locks) > 1 { // waiters for this lock come before those for another
+	if len(b.grants) > 1 { // waiters for this lock come before those for another
 		order = fmt.Sprintf("classid <> '%d', objid", advisory.TicketClass(l.ID))
 	}
-	if t.prefers != "" {
-		order = fmt.Sprintf("(SELECT %s FROM pg_catalog.pg_stat_get_activity(pid)), %s", describe.HostRankSQL(t.prefers), order)
+	if b.prefers != "" {
+		order = fmt.Sprintf("(SELECT %s FROM pg_catalog.pg_stat_get_activity(pid)), %s", describe.HostRankSQL(b.prefers), order)
 	}
-	say := notifyQuery(evidence.Channel(l.ID), t.endPayloadSQL(word, endPositionSQL, "' "+evidence.ToField+"'", "pid"))
+	say := notifyQuery(evidence.Channel(l.ID), b.endPayloadSQL(word, endPositionSQL, "' "+evidence.ToField+"'", "pid"))
 	return say + " FROM pg_catalog.pg_lock_status() WHERE " + listeners + " ORDER BY " + order + " LIMIT 1"
 }
 
@@ -107,10 +107,10 @@ const endPositionSQL = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit
 
 // endPayloadSQL is an SQL expression for the text that announces the end of a run by this word.
 // The SQL expressions more are appended to the text.
-func (t *taken) endPayloadSQL(word evidence.Word, more ...string) string {
-	a := t.cfg.announcement(word)
-	a.CoversEarlier = t.coversEarlier
-	return a.PayloadSQL(strconv.FormatInt(t.Token, 10), more...)
+func (b *bid) endPayloadSQL(word evidence.Word, more ...string) string {
+	a := b.cfg.announcement(word)
+	a.CoversEarlier = b.coversEarlier
+	return a.PayloadSQL(strconv.FormatInt(b.Token, 10), more...)
 }
 
 // showEndQuery is the query that makes a session's name show that its command is dead. A waiter

@@ -14,30 +14,36 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// bid is a claim on a session, as far as it has been granted.
+// bid is a claim on a session, as far as it has been granted. Once it has settled, Held has it.
 type bid struct {
-	s        *session.Session
-	cfg      Config
-	grants   []grant                    // so far, in the order of the claim
-	drawn    drawn                      // the token
-	delayed  bool                       // a delay has begun since the first grant
+	Session *session.Session
+	cfg     Config
+
 	place    place                      // in line, if it is a waiter's; the session's reader writes to its mark
 	listener *listener                  // what it knows of others
 	guard    *guardStart                // for the command
 	show     func(describe.Description) // puts it into the session's comment
+
+	grants  []grant // so far, in the order of the claim
+	delayed bool    // a delay has begun since the first grant
+	drawn           // the token, once it is drawn
+
+	coversEarlier bool       // a clean end means that the commands of all earlier holders are dead, too
+	prefers       string     // the host that is to have the lock next, or nothing
+	end           ledger.End // of the command
 }
 
 // newBid returns a bid on a session, which it does not close, with what that session knows of
 // others.
 func newBid(l *listener, cfg Config, start StartGuard) *bid {
 	return &bid{
-		s: l.s, cfg: cfg, listener: l, guard: newGuardStart(l.s, start),
+		Session: l.s, cfg: cfg, listener: l, guard: newGuardStart(l.s, start),
 		show: func(d describe.Description) { l.s.SetComment(d.Comment()) },
 	}
 }
 
 // complete says whether the bid holds all that the claim asks for.
-func (b *bid) complete() bool { return b.cfg.Claim.fulfilledBy(b.granted()) }
+func (b *bid) complete() bool { return b.cfg.Claim.fulfilledBy(b.Locks()) }
 
 // missing are the locks that the claim still asks for.
 func (b *bid) missing() []advisory.Lock {
@@ -60,7 +66,7 @@ func (b *bid) try(ctx context.Context) (granted bool, err error) {
 	} else {
 		err = failed
 	}
-	if failed := b.cfg.freeRejected(ctx, b.s, err, b.mayHave()); failed != nil {
+	if failed := b.cfg.freeRejected(ctx, b.Session, err, b.mayHave()); failed != nil {
 		err = failed
 	}
 	return granted, err
@@ -73,9 +79,9 @@ func (b *bid) mayHave() []advisory.Lock {
 
 // askTry makes a try. The answer to the first one may have come with the login (firstTrySQL).
 func (b *bid) askTry(ctx context.Context) (won []advisory.Lock, err error) {
-	value, known := b.s.TakeFirstTry()
+	value, known := b.Session.TakeFirstTry()
 	if !known {
-		row, err := b.s.Row(ctx, 1, "SELECT "+b.trySQL())
+		row, err := b.Session.Row(ctx, 1, "SELECT "+b.trySQL())
 		if err != nil {
 			return nil, b.cfg.Claim.rejected(err)
 		}
@@ -172,7 +178,7 @@ func (b *bid) noteTry(won []advisory.Lock) (some bool) {
 
 // giveBack frees locks under which no command was started.
 func (b *bid) giveBack(ctx context.Context) error {
-	b.listener.noteGivenBack(b.granted())
+	b.listener.noteGivenBack(b.Locks())
 	return b.unlock(ctx)
 }
 
@@ -187,9 +193,9 @@ func (b *bid) giveBackAndLeave(ctx context.Context) error {
 
 // unlock frees what was granted, and then sends the queries also.
 func (b *bid) unlock(ctx context.Context, also ...string) error {
-	queries, locks := append(b.giveBackQueries(), also...), b.granted()
+	queries, locks := append(b.giveBackQueries(), also...), b.Locks()
 	b.noteFreed()
-	return b.cfg.freeRejected(ctx, b.s, b.send(ctx, queries...), locks)
+	return b.cfg.freeRejected(ctx, b.Session, b.send(ctx, queries...), locks)
 }
 
 // freeRejected frees what a list's session may still hold of these locks, if the server has
@@ -238,23 +244,22 @@ func insistOn(ask func() error) error {
 // that hears of the end starts at once. After a delay that was waited out nothing is announced
 // either.
 func (b *bid) mayAnnounceEnd() bool {
-	return b.drawn.Token != 0 && !b.delayed && !slices.ContainsFunc(b.grants, func(g grant) bool { return g.verdict.Delay > 0 })
+	return b.Token != 0 && !b.delayed && !slices.ContainsFunc(b.grants, func(g grant) bool { return g.verdict.Delay > 0 })
 }
 
 // giveBackQueries are the queries that give the locks back, stop the run in the ledger if it has
 // started there and, if they may, announce a clean end.
 func (b *bid) giveBackQueries() []string {
-	taken := b.taken()
-	if len(taken.Locks) == 0 {
+	if len(b.grants) == 0 {
 		return nil
 	}
-	record := taken.recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")
+	record := b.recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")
 	if b.cfg.Session.Transaction {
 		return append([]string{"ROLLBACK"}, record...)
 	}
 	var announce []string
 	if b.mayAnnounceEnd() {
-		announce = taken.announceEndQueries()
+		announce = b.announceEndQueries()
 	}
-	return slices.Concat(record, announce, []string{taken.unlockQuery()})
+	return slices.Concat(record, announce, []string{b.unlockQuery()})
 }

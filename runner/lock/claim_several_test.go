@@ -27,8 +27,8 @@ func TestSeveralLocks(t *testing.T) {
 	}
 	release(t, blocker)
 	h := next.held(t)
-	if delayed(next) || len(h.Locks) != 3 {
-		t.Errorf("after a clean end: %v, %d locks", next.said(), len(h.Locks))
+	if delayed(next) || len(h.Locks()) != 3 {
+		t.Errorf("after a clean end: %v, %d locks", next.said(), len(h.Locks()))
 	}
 	release(t, h)
 	if n := advisoryLocks(t, server); n != "0" {

@@ -30,7 +30,7 @@ func (b *Bid) EndArrival(ctx context.Context) error              { return b.endA
 
 // NextNamed is the session that the announcement of the end would name, or an error.
 func (h *Held) NextNamed(ctx context.Context) string {
-	_, order, _ := strings.Cut(h.announceEndQuery(h.Locks[0], h.cfg.Claim.listenersSQL()), " FROM ")
+	_, order, _ := strings.Cut(h.announceEndQuery(h.grants[0].Lock, h.cfg.Claim.listenersSQL()), " FROM ")
 	row, err := h.Session.Row(ctx, 1, "SELECT pid FROM "+order)
 	if err != nil {
 		return err.Error()

@@ -22,7 +22,7 @@ import (
 
 // beatPlainly makes the heartbeat ask about nothing.
 func (b *bid) beatPlainly() {
-	b.s.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}})
+	b.Session.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}})
 }
 
 // boundWaitsQuery is a query after which no query of a holder's session waits for another session's

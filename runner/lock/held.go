@@ -15,9 +15,10 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Held are locks under which a command may be started, and the session that they depend on.
+// Held is a bid that has settled: locks under which a command may be started, and the session that
+// they depend on.
 type Held struct {
-	taken
+	*bid
 
 	settledAt time.Time    // when bid.settle was done, and the command could start
 	showsEnd  bool         // the session's name will show the end
@@ -32,28 +33,12 @@ type Held struct {
 	stays      time.Time // the session stays until then, after the release
 }
 
-// taken are locks that a bid has got, and what others know of the run. It is enough to give them back,
-// or to report what became of them after a loss.
-type taken struct {
-	cfg           *Config // the bid's
-	Session       *session.Session
-	Locks         []advisory.Lock
-	drawn                    // the token, if it is drawn
-	coversEarlier bool       // a clean end means that the commands of all earlier holders are dead, too
-	prefers       string     // the host that is to have the lock next, or nothing
-	end           ledger.End // of the command
-}
-
-func (b *bid) taken() *taken {
-	return &taken{cfg: &b.cfg, Session: b.s, Locks: b.granted(), drawn: b.drawn}
-}
-
 // Slot is, with a gate, the index of the lock in the claim, from 1; otherwise it is 0.
 func (h *Held) Slot() int {
-	if !h.cfg.Claim.takesAny() || len(h.Locks) == 0 {
+	if !h.cfg.Claim.takesAny() || len(h.grants) == 0 {
 		return 0
 	}
-	return 1 + slices.Index(h.cfg.Claim.IDs, h.Locks[0].ID)
+	return 1 + slices.Index(h.cfg.Claim.IDs, h.grants[0].ID)
 }
 
 // After a brief run, or if the holder had to call those in line, the session stays for
@@ -120,8 +105,8 @@ func (h *Held) Release(ctx context.Context) error {
 // last, even if it has rejected the others.
 func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err error, recordedApart bool) error {
 	last := len(answers) - 1
-	released := answers[last].Is(strconv.Itoa(len(h.Locks)))
-	if !released && err != nil && h.cfg.freeRejected(ctx, h.Session, err, h.Locks) == nil {
+	released := answers[last].Is(strconv.Itoa(len(h.grants)))
+	if !released && err != nil && h.cfg.freeRejected(ctx, h.Session, err, h.Locks()) == nil {
 		released = true
 		if !slices.ContainsFunc(answers[:last], func(rows session.Rows) bool { return len(rows) == 0 }) {
 			err = nil // only the unlock was rejected
@@ -142,9 +127,9 @@ func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err err
 	return nil
 }
 
-func (t *taken) warnUnannounced(err error) {
+func (b *bid) warnUnannounced(err error) {
 	err = session.Rejected(err, "announce that the command has ended")
-	t.cfg.Log.Warn("those who wait could not be told that the command has ended, and may wait for the lock-delay: "+err.Error(), "event", "unheard", "reason", err.Error())
+	b.cfg.Log.Warn("those who wait could not be told that the command has ended, and may wait for the lock-delay: "+err.Error(), "event", "unheard", "reason", err.Error())
 }
 
 // Close ends the session, unless others on a list use it, and frees with it what is still held. If
@@ -167,7 +152,7 @@ func (h *Held) releaseQueries() []string {
 	return slices.Concat(queries, h.announceEndQueries(), h.endCallQuery(), []string{h.unlockQuery()})
 }
 
-func (t *taken) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(t.Locks) }
+func (b *bid) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(b.Locks()) }
 
 // EncodedRelease is the request by which the guard, which shares the socket, records the end in the
 // ledger, announces it, and releases the locks, when the command is dead, and this process gone,

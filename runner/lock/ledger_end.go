@@ -79,9 +79,9 @@ func (h *Held) evaluate(ctx context.Context, columns string) (session.Rows, erro
 // recordQueries are the queries that record an end in the ledger, for the locks for which that
 // isn't done yet. They are sent when the command is dead, before the locks are released. commit is
 // their synchronous_commit.
-func (t *taken) recordQueries(end ledger.End, commit string) (queries []string) {
-	for _, l := range t.owed {
-		for _, record := range t.recordSQL(l, end, commit) {
+func (b *bid) recordQueries(end ledger.End, commit string) (queries []string) {
+	for _, l := range b.owed {
+		for _, record := range b.recordSQL(l, end, commit) {
 			queries = append(queries, "SELECT "+record)
 		}
 	}
@@ -89,19 +89,19 @@ func (t *taken) recordQueries(end ledger.End, commit string) (queries []string) 
 }
 
 // recordSQL are the SQL expressions of those queries for one lock; the first records the end.
-func (t *taken) recordSQL(l advisory.Lock, end ledger.End, commit string) (list []string) {
+func (b *bid) recordSQL(l advisory.Lock, end ledger.End, commit string) (list []string) {
 	end.Outcome = cmp.Or(end.Outcome, ledger.Stopped)
-	return end.RecordSQL(l.ID, t.Token, l.Shared, commit)
+	return end.RecordSQL(l.ID, b.Token, l.Shared, commit)
 }
 
 // endCommit is the synchronous_commit of an end that this process records. If a crash of the server
 // loses it, the next start waits for its lock-delay. With a tick (--once-per) it would also repeat
 // a success, so then the commit waits for the disk.
-func (t *taken) endCommit() string {
+func (b *bid) endCommit() string {
 	switch {
-	case t.cfg.Session.Quorum:
+	case b.cfg.Session.Quorum:
 		return "on"
-	case t.cfg.Ledger.Tick != nil:
+	case b.cfg.Ledger.Tick != nil:
 		return "local"
 	}
 	return "off"
@@ -117,10 +117,10 @@ func (h *Held) checkRecorded(answers ...session.Rows) {
 }
 
 // owes says whether the ledger still needs the end for any lock, after these answers.
-func (t *taken) owes(answers ...session.Rows) bool {
-	left := len(t.owed)
+func (b *bid) owes(answers ...session.Rows) bool {
+	left := len(b.owed)
 	for _, rows := range answers {
-		if t.recorded(rows) {
+		if b.recorded(rows) {
 			left--
 		}
 	}
@@ -128,8 +128,8 @@ func (t *taken) owes(answers ...session.Rows) bool {
 }
 
 // recorded says whether the rows show that the ledger has the end for one lock.
-func (t *taken) recorded(rows session.Rows) bool {
-	return len(rows) == 1 && len(rows[0]) == 2 && rows[0][1] == strconv.FormatInt(t.Token, 10)
+func (b *bid) recorded(rows session.Rows) bool {
+	return len(rows) == 1 && len(rows[0]) == 2 && rows[0][1] == strconv.FormatInt(b.Token, 10)
 }
 
 var errNoRun = errors.New("the ledger has no such run of this role under way")
@@ -148,10 +148,10 @@ func (h *Held) recordAgain(ctx context.Context, err error) {
 // warnUnrecorded warns that the ledger was not told how the command ended, or probably not. If the
 // ledger is gone, or has no such run, the next start may have nothing to wait for, and the warning
 // doesn't say that it waits.
-func (t *taken) warnUnrecorded(err error) {
+func (b *bid) warnUnrecorded(err error) {
 	text := "the end of the command could not be noted"
 	if !session.Undefined(err) && !errors.Is(err, errNoRun) {
 		text += ", so that the next start waits for its lock-delay"
 	}
-	t.cfg.Log.Warn(text+": "+err.Error(), "event", "ledger")
+	b.cfg.Log.Warn(text+": "+err.Error(), "event", "ledger")
 }

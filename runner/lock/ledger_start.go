@@ -30,7 +30,7 @@ type ledgerStart struct {
 // is alive.
 func (b *bid) startInLedger(ctx context.Context) error {
 	start := ledgerStart{bid: b, proof: ledger.Proof{RestDead: b.reviewGrants() == 0, Closes: make([]int64, len(b.grants))}}
-	if _, blind := b.openStarts(b.granted()); blind && !start.proof.RestDead {
+	if _, blind := b.openStarts(b.Locks()); blind && !start.proof.RestDead {
 		if err := start.waitWithoutLedger(ctx); err != nil {
 			return err
 		}
@@ -66,17 +66,17 @@ func (b *bid) startInLedger(ctx context.Context) error {
 // ask draws the token, and asks the ledger with it whether the run may start. It does not wait.
 func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	l.noteEvidence()
-	if l.bid.drawn.inLedger && len(l.proof.Heard) > 0 {
+	if l.bid.inLedger && len(l.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
-		l.proof.Closes[0] = max(l.proof.Closes[0], l.bid.drawn.Token)
+		l.proof.Closes[0] = max(l.proof.Closes[0], l.bid.Token)
 		l.bid.dropDraw(ctx)
 		l.noteEvidence()
 	}
 	if err := l.bid.drawAndAnnounce(ctx); err != nil {
 		return ledger.Answer{}, err
 	}
-	if l.bid.drawn.inLedger {
+	if l.bid.inLedger {
 		return ledger.Answer{Kind: ledger.Started}, nil
 	}
 	text, err := l.askLedger(ctx)
@@ -90,11 +90,11 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 // started with this one is stopped, even if ctx has just ended: otherwise the next start would make
 // it a lost run.
 func (b *bid) dropDraw(ctx context.Context) {
-	if b.drawn.inLedger {
+	if b.inLedger {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
-		_ = insist(ctx, b.s, b.taken().recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
-		if b.s.Err() != nil {
+		_ = insist(ctx, b.Session, b.recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
+		if b.Session.Err() != nil {
 			return // reportUnstarted stops it
 		}
 	}
@@ -109,7 +109,7 @@ func (l *ledgerStart) noteEvidence() {
 	if l.proof.RestDead {
 		return
 	}
-	heard, _ := l.bid.openStarts(l.bid.granted())
+	heard, _ := l.bid.openStarts(l.bid.Locks())
 	for _, token := range heard {
 		if !slices.Contains(l.proof.Closes, token) {
 			l.proof.Heard = append(l.proof.Heard, token)
@@ -130,7 +130,7 @@ func (l *ledgerStart) noteEvidence() {
 // its end that no earlier command is alive either. The ledger alone is no evidence for that: roles
 // without access to it leave no rows in it.
 func (l *ledgerStart) noteStarted() {
-	l.bid.drawn.inLedger, l.bid.drawn.owed = true, l.bid.granted()
+	l.bid.inLedger, l.bid.owed = true, l.bid.Locks()
 	for i := range l.bid.grants {
 		if g := &l.bid.grants[i]; l.bid.review(g) > 0 {
 			g.verdict.CoversEarlier = false
@@ -170,7 +170,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		return nil
 	}
 	return l.holdForOpenRun(ctx, rest, host, func() (bool, error) {
-		open, err := b.askNumber(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.granted()), b.cfg.Claim.Shared))
+		open, err := b.askNumber(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.Locks()), b.cfg.Claim.Shared))
 		if b.lostLedger(ctx, err) {
 			return true, nil // the next question finds that out, too
 		}
@@ -186,7 +186,7 @@ func (l *ledgerStart) holdForOpenRun(ctx context.Context, rest time.Duration, ho
 	if err := l.bid.beginDelay(ctx, rest); err != nil {
 		return err
 	}
-	heardDead := func() bool { return l.bid.startsAtOnce(l.bid.granted()) }
+	heardDead := func() bool { return l.bid.startsAtOnce(l.bid.Locks()) }
 	return l.bid.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host), heardDead, ask)
 }
 
@@ -231,24 +231,24 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	proof := l.proof
 	beside := b.cfg.Session.UsesSecondSession()
 	if beside {
-		proof.Backend = b.s.BackendPID()
+		proof.Backend = b.Session.BackendPID()
 	}
-	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.granted()), b.cfg.Claim.Shared, b.drawn.Token, b.drawn.SystemID, proof) +
-		", " + b.s.AsIsSQL()
+	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.Locks()), b.cfg.Claim.Shared, b.Token, b.SystemID, proof) +
+		", " + b.Session.AsIsSQL()
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
 	if b.cfg.Session.Quorum {
-		row, err := b.s.AskSecond(ctx, start)
+		row, err := b.Session.AskSecond(ctx, start)
 		if err != nil || len(row) == 0 {
 			return "", err
 		}
 		return row[0], nil
 	}
 	queries := []string{"SELECT " + start + ", pg_catalog.set_config('synchronous_commit', 'local', true)"}
-	s := b.s
+	s := b.Session
 	if beside {
 		var err error
-		if s, err = b.s.Second(ctx); err != nil {
+		if s, err = b.Session.Second(ctx); err != nil {
 			return "", err
 		}
 		// A connection from a pooler may have any defaults. It is one message: if somebody canceled
@@ -276,7 +276,7 @@ func (b *bid) lostLedger(ctx context.Context, err error) bool {
 	if !session.Undefined(err) && !session.HasCode(err, session.InsufficientPrivilege) {
 		return false
 	}
-	return b.s.AskLoginQuestion(ctx) == nil && !b.usesLedger()
+	return b.Session.AskLoginQuestion(ctx) == nil && !b.usesLedger()
 }
 
 // giveUpLedger notes that the run goes on without a ledger that was there, unless it requires one.

@@ -157,7 +157,7 @@ const arrivalPatience = "200ms"
 // at the first lock for which that takes longer than arrivalPatience: another program may hold the
 // arrival lock for ever.
 func (h *Held) awaitArrivalsQuery() (query []string) {
-	if h.listened || !h.awaitsArrivals() {
+	if h.audience.listens || !h.awaitsArrivals() {
 		return nil
 	}
 	columns := []string{fmt.Sprintf("pg_catalog.set_config('lock_timeout', '%s', true)", arrivalPatience)}

@@ -101,7 +101,7 @@ func (b *bid) heldBy(pid uint32, found *evidence.Look) (ids []lockkey.ID) {
 // that is ending a session frees its lock first, and shows the session for a moment longer. So a
 // start that was heard after that may be another holder's, and still counts.
 func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, found *evidence.Look) error {
-	rows, err := w.s.Query(ctx, fmt.Sprintf(`SELECT CASE
+	rows, err := w.Session.Query(ctx, fmt.Sprintf(`SELECT CASE
 		WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
 		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END
@@ -145,7 +145,7 @@ func (b *bid) recordSilence(ctx context.Context, of evidence.Seat, found *eviden
 			}
 		}
 	}
-	if _, err := b.s.Query(ctx, queries...); err != nil { // then those waiters wait for their lock-delay
+	if _, err := b.Session.Query(ctx, queries...); err != nil { // then those waiters wait for their lock-delay
 		b.cfg.Log.Info("the ledger was not told of it: "+err.Error(), "event", "ledger")
 	}
 }

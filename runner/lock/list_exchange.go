@@ -209,7 +209,7 @@ func (x *exchange) announceQuery() (query []string) {
 		columns = append(columns, x.list.endSQL(h))
 	}
 	for _, h := range x.ended {
-		columns = append(columns, notifySQL(evidence.Channel(h.Locks[0].ID), h.endPayloadSQL(evidence.Clean, endPositionSQL)))
+		columns = append(columns, notifySQL(evidence.Channel(h.grants[0].ID), h.endPayloadSQL(evidence.Clean, endPositionSQL)))
 	}
 	return selectQuery(columns)
 }
@@ -218,7 +218,7 @@ func (x *exchange) announceQuery() (query []string) {
 func (x *exchange) freeAndTryQuery() string {
 	freed := []string{"0"}
 	for _, h := range x.ended {
-		freed = append(freed, advisory.UnlockAllSQL(h.Locks))
+		freed = append(freed, advisory.UnlockAllSQL(h.Locks()))
 	}
 	columns := []string{strings.Join(freed, " + ")}
 	for _, b := range x.next {

@@ -26,11 +26,9 @@
 //	verdict    how long a granted lock is held without a command: not at all or, where there
 //	           is no evidence, for the lock-delay
 //	grant      a lock that a bid has got, since when, and the verdict on it
-//	taken      these locks, and the token once it is drawn: enough to give them back, or to report
-//	           their loss
 //	draw       the query that makes the token, and announces the start with it (drawQuery)
 //	settle     the steps from the last grant to the start: the delay, the draw, the ledger
-//	held       locks that have settled: a command may be started under them
+//	held       a bid that has settled: a command may be started under its locks
 //
 // This is how one run takes and releases its locks:
 //

@@ -75,7 +75,9 @@ func (b *bid) usesLedger() bool {
 
 // applyingLedger is usesLedger, with an error if the run requires a ledger that is gone. In a list
 // another item may have found that out.
-func (b *bid) applyingLedger() (use bool, err error) { return b.cfg.Ledger.Applies(b.s.LoginAnswer()) }
+func (b *bid) applyingLedger() (use bool, err error) {
+	return b.cfg.Ledger.Applies(b.Session.LoginAnswer())
+}
 
 // startsOnOwn says whether the lock's own session starts the run in the ledger, and not the second.
 func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesSecondSession() }

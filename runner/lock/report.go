@@ -43,16 +43,16 @@ import (
 // this process waits for nothing else before it goes on or exits. So it does before a start, and not
 // even a signal shortens that.
 type report struct {
-	runs      []*taken
-	owing     *taken        // one of the runs whose end the ledger still needs, or nil
+	runs      []*bid
+	owing     *bid          // one of the runs whose end the ledger still needs, or nil
 	announces bool          // that the commands are dead
 	most      time.Duration // for how long it is tried
 }
 
-func newReport(runs ...*taken) *report {
-	cfg := runs[0].cfg
+func newReport(runs ...*bid) *report {
+	cfg := &runs[0].cfg
 	r := &report{runs: runs, announces: cfg.announcesDeath(), most: cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0))}
-	if i := slices.IndexFunc(runs, func(t *taken) bool { return t.owes() }); i >= 0 {
+	if i := slices.IndexFunc(runs, func(b *bid) bool { return b.owes() }); i >= 0 {
 		r.owing = runs[i]
 	}
 	return r
@@ -64,10 +64,10 @@ func ReportKilled(ctx context.Context, held ...*Held) {
 	if len(held) == 0 {
 		return
 	}
-	var runs []*taken
+	var runs []*bid
 	for _, h := range held {
 		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
-		runs = append(runs, &h.taken)
+		runs = append(runs, h.bid)
 	}
 	if err := held[0].Err(); err != nil {
 		held[0].cfg.Observer.away(err) // an outage that lead reports later is counted from this moment
@@ -78,7 +78,7 @@ func ReportKilled(ctx context.Context, held ...*Held) {
 // ReportEnded reports the locks of a run that were lost when its command had ended, or had not
 // started.
 func ReportEnded(ctx context.Context, h *Held) {
-	r := newReport(&h.taken)
+	r := newReport(h.bid)
 	r.announces = r.announces && !h.cfg.ofList
 	if r.owing == nil {
 		r.most = min(r.most, LateMost)
@@ -88,14 +88,14 @@ func ReportEnded(ctx context.Context, h *Held) {
 
 // reportUnstarted announces no more than giveBackQueries.
 func (b *bid) reportUnstarted(ctx context.Context) {
-	r := newReport(b.taken())
+	r := newReport(b)
 	r.announces = r.announces && b.mayAnnounceEnd()
 	r.most = min(r.most, LateMost)
 	r.send(context.WithoutCancel(ctx))
 }
 
 func (h *Held) reportCanceled(ctx context.Context) {
-	r := newReport(&h.taken)
+	r := newReport(h.bid)
 	r.announces = false
 	r.send(ctx)
 }
@@ -107,7 +107,7 @@ func (r *report) send(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, r.most, errTooLate)
 	defer cancel()
-	cfg := r.runs[0].cfg
+	cfg := &r.runs[0].cfg
 	if err := r.persist(ctx); err != nil {
 		if r.announces {
 			cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
@@ -122,7 +122,7 @@ var errTooLate = errors.New("the database did not answer in time")
 
 // persist calls try until it succeeds, fails for a reason that isn't waited out, or ctx ends.
 func (r *report) persist(ctx context.Context) error {
-	cfg := r.runs[0].cfg
+	cfg := &r.runs[0].cfg
 	cfg.SayTrying(cfg.LockDelay)
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
 		err := r.try(ctx)
@@ -191,14 +191,14 @@ func (r *report) try(ctx context.Context) error {
 // announceDeathQueries are the queries that end a run's lost session and announce, for each lock,
 // that its command is dead. If the session was lost in the release, its name may show the end by
 // now. A list has closed its own.
-func (t *taken) announceDeathQueries() (queries []string) {
-	if !t.cfg.ofList {
+func (b *bid) announceDeathQueries() (queries []string) {
+	if !b.cfg.ofList {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE %s AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
-			t.Session.BackendPID(), describe.ShowsTokenSQL("application_name", t.Token)))
+			b.Session.BackendPID(), describe.ShowsTokenSQL("application_name", b.Token)))
 	}
-	for _, l := range t.Locks {
-		queries = append(queries, notifyQuery(evidence.Channel(l.ID), t.endPayloadSQL(evidence.Dead)))
+	for _, l := range b.Locks() {
+		queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.endPayloadSQL(evidence.Dead)))
 	}
 	return queries
 }

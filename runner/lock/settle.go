@@ -47,7 +47,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	if !b.complete() {
 		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)
 	}
-	b.s.StartHeartbeat()
+	b.Session.StartHeartbeat()
 	usesLedger, err := b.applyingLedger()
 	if err != nil {
 		return nil, err
@@ -62,18 +62,18 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	b.guard.begin()
 	err = start(ctx)
 	if err == nil && !b.cfg.needsSecondLater() {
-		b.s.DropSecond()
+		b.Session.DropSecond()
 	}
-	err = cmp.Or(err, b.guard.await())   // also after an error, so that it can be given up
-	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the rest of the lease
-		err = b.s.EndError()
+	err = cmp.Or(err, b.guard.await())         // also after an error, so that it can be given up
+	if err == nil && b.Session.ExpireIfDue() { // the disk took longer than the rest of the lease
+		err = b.Session.EndError()
 	}
 	if err != nil {
 		return nil, err
 	}
-	h := &Held{taken: *b.taken()}
+	h := &Held{bid: b}
 	b.showHolding(h)
-	if err := b.s.EndError(); err != nil {
+	if err := b.Session.EndError(); err != nil {
 		return nil, err
 	}
 	h.settledAt, h.stepDowns = time.Now(), make(chan StepDown, 1)
@@ -93,7 +93,7 @@ func (b *bid) waitOut(ctx context.Context) error {
 		return err
 	}
 	if b.youngFor(b.reviewGrants()) > 0 {
-		if err := b.s.LearnAge(ctx); err != nil {
+		if err := b.Session.LearnAge(ctx); err != nil {
 			return err
 		}
 	}
@@ -146,8 +146,8 @@ func (b *bid) hold(ctx context.Context, delay time.Duration, why string, over fu
 			if over() {
 				return nil
 			}
-		case <-b.s.Done():
-			return b.s.EndError()
+		case <-b.Session.Done():
+			return b.Session.EndError()
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

@@ -125,7 +125,7 @@ func (r *StepDownRequest) Close() {
 // stepDownSQL is an SQL expression that is false if somebody asks for a step-down.
 func (h *Held) stepDownSQL() string {
 	var probes []string
-	for _, l := range h.Locks {
+	for _, l := range h.Locks() {
 		probes = append(probes, advisory.AsShared(advisory.StepDownOf(l.ID).ID).ProbeSQL())
 	}
 	return strings.Join(probes, " AND ")
@@ -179,7 +179,7 @@ func (h *Held) noteStepDown() {
 // asker is the name of the person who asks, and the host that should have the lock next.
 func (h *Held) asker(ctx context.Context) (by, to string) {
 	var requests []lockkey.ID
-	for _, l := range h.Locks {
+	for _, l := range h.Locks() {
 		requests = append(requests, advisory.StepDownOf(l.ID).ID)
 	}
 	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL `+advisory.ActivityOfLockSQL+` AS a

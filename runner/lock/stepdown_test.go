@@ -90,7 +90,7 @@ func TestStepDownWays(t *testing.T) {
 		if claim.Shared {
 			holders = append(holders, acquire(t, cfg))
 		}
-		r, err := lock.AskToStepDown(t.Context(), cfg.Session, []lockkey.ID{holders[0].Locks[len(holders[0].Locks)-1].ID}, "me", "")
+		r, err := lock.AskToStepDown(t.Context(), cfg.Session, []lockkey.ID{holders[0].Locks()[len(holders[0].Locks())-1].ID}, "me", "")
 		if err != nil {
 			t.Fatal(err)
 		}

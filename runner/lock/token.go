@@ -27,8 +27,8 @@ type drawn struct {
 	Token int64
 	// SystemID names the cluster that the token belongs to.
 	SystemID string
-	listened bool // somebody in line listened at the draw
-	dormant  bool // and somebody didn't
+	// audience says what the draw has shown of those in line: somebody listens, and somebody doesn't.
+	audience struct{ listens, dormant bool }
 	// inLedger says that the ledger has this token's run, which starts there with the draw, or after
 	// it (noteStarted); owed are the locks for which the ledger still needs its end.
 	inLedger bool
@@ -132,18 +132,18 @@ func (b *bid) noteDrawn(rows session.Rows) error {
 		return session.NotPostgreSQL()
 	}
 	row := rows[0] // the others say the same
-	b.drawn.listened = row[drawnListens] == "t"
+	b.audience.listens = row[drawnListens] == "t"
 	if ledger.HasStarted(row[drawnStarted]) {
-		b.drawn.inLedger, b.drawn.owed = true, b.granted()
+		b.inLedger, b.owed = true, b.Locks()
 	}
 	dormant, _ := strconv.Atoi(row[drawnDormant])
-	b.drawn.dormant = dormant > 0
+	b.audience.dormant = dormant > 0
 	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 
 // areListed makes sure that the rows, which end with lockColumnsSQL, show all locks that are held.
 func (b *bid) areListed(rows session.Rows) error {
-	for _, l := range b.granted() {
+	for _, l := range b.Locks() {
 		if !slices.ContainsFunc(rows, func(row []string) bool { return isListed(l, row) }) {
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
 				"the server granted lock %s but does not list it in pg_locks", b.cfg.Claim)
@@ -158,7 +158,7 @@ func (b *bid) keepToken(token, systemID string) error {
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.drawn.Token, b.drawn.SystemID = number, systemID
+	b.Token, b.SystemID = number, systemID
 	return nil
 }
 
@@ -166,7 +166,7 @@ func (b *bid) keepToken(token, systemID string) error {
 // the command may start. The command's first deadline counts from the draw's last round trip on the
 // lock's own session.
 func (b *bid) drawAndAnnounce(ctx context.Context) error {
-	if b.drawn.Token != 0 {
+	if b.Token != 0 {
 		return nil
 	}
 	if b.cfg.Session.UsesSecondSession() {
@@ -174,7 +174,7 @@ func (b *bid) drawAndAnnounce(ctx context.Context) error {
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.granted())}, b.leaveQuery()...)})
+	answers, err := b.Session.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.Locks())}, b.leaveQuery()...)})
 	b.noteLeft()
 	if err != nil && (len(answers) == 0 || len(answers[0]) == 0) {
 		return b.cfg.Claim.rejected(err)

@@ -26,7 +26,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 	}
 	var queries []string
 	if b.cfg.announces() {
-		for _, l := range b.granted() {
+		for _, l := range b.Locks() {
 			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayloadSQL(l, row[0])))
 		}
 		if b.cfg.showsToken() {
@@ -36,7 +36,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumnsSQL+fromLocksSQL+areOwnSQL)})
+	answers, err := b.Session.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumnsSQL+fromLocksSQL+areOwnSQL)})
 	b.noteLeft()
 	if err != nil {
 		return b.cfg.Claim.rejected(err)
@@ -56,7 +56,7 @@ func (b *bid) tokenOnSecond(ctx context.Context) ([]string, error) {
 	if !b.cfg.Session.Quorum {
 		columns, width = columns+", pg_catalog.set_config('synchronous_commit', 'local', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')", 4
 	}
-	row, err := b.s.AskSecond(ctx, columns)
+	row, err := b.Session.AskSecond(ctx, columns)
 	switch {
 	case err != nil:
 		return nil, err

@@ -16,7 +16,7 @@ func (h *Held) endWarmupQuery() (query []string) {
 	if !h.cfg.seeksListener() {
 		return nil
 	}
-	return []string{h.announceEndQuery(h.Locks[0], h.cfg.Claim.listenersSQL()+" AND pid IS NULL")}
+	return []string{h.announceEndQuery(h.grants[0].Lock, h.cfg.Claim.listenersSQL()+" AND pid IS NULL")}
 }
 
 // turnWarmupQueries are, for one of the first in line, a burst without a try, a draw that finds
