@@ -29,7 +29,6 @@ type Held struct {
 	renewed   <-chan boottime.Instant // the item's share of the session's deadlines, in a list
 
 	unrecorded bool      // the ledger lacks the run under a lock, and no warning has said so yet
-	calling    bool      // the session calls those in line
 	stays      time.Time // the session stays until then, after the release
 }
 
@@ -149,7 +148,7 @@ func (h *Held) releaseQueries() []string {
 	if h.showsEnd && !h.cfg.Claim.Shared {
 		queries = append(queries, h.showEndQuery())
 	}
-	return slices.Concat(queries, h.announceEndQueries(), h.endCallQuery(), []string{h.unlockQuery()})
+	return slices.Concat(queries, h.announceEndQueries(), selectQuery(h.leaveSQL()), []string{h.unlockQuery()})
 }
 
 func (b *bid) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(b.Locks()) }

@@ -235,7 +235,7 @@ func (b *bid) lineLock(which placeLock) advisory.Lock {
 		}
 		return advisory.GateOf(p.line) // against readers
 	case callLock:
-		return advisory.CallOf(p.line)
+		return advisory.CallOf(claim.lines()[0]) // nobody calls if there are several (hasOneLine)
 	}
 	return ticket
 }
@@ -254,8 +254,8 @@ func (b *bid) nextLine() lockkey.ID {
 
 // leaveSQL are SQL expressions that free the locks that the bid has for its place. The lock
 // of a call is among them: it must not be kept for as long as the command runs, since each dormant
-// waiter that hears a call looks. A holder that calls takes it anew (Held.Call). The arrival lock
-// is apart (endArrival).
+// waiter that hears a call looks. A holder that calls takes it anew, maybe without ever having been
+// in line (Held.Call), and frees it with its locks. The arrival lock is apart (endArrival).
 func (b *bid) leaveSQL() (columns []string) {
 	for which, has := range b.place.has {
 		if has {

@@ -96,14 +96,14 @@ func (h *Held) Call(ctx context.Context, most time.Duration) {
 	defer cancel()
 	for began, said := time.Now(), false; ; said = true {
 		queries := []string{h.listensQuery()}
-		if !h.calling {
-			queries = append(queries, "SELECT "+advisory.CallOf(h.cfg.Claim.lines()[0]).TrySQL())
+		if !h.place.has[callLock] {
+			queries = append(queries, "SELECT "+h.lineLock(callLock).TrySQL())
 		}
 		answers, err := h.Session.Ask(ctx, session.Request{SQL: queries})
 		if err != nil {
 			return
 		}
-		h.calling = h.calling || answers[1].Is("t") // a waiter's heartbeat may hold the lock for an instant
+		h.place.has[callLock] = h.place.has[callLock] || answers[1].Is("t") // a waiter's heartbeat may hold the lock for an instant
 		if answers[0].Is("t") || time.Since(began) >= patience {
 			return
 		}
@@ -114,14 +114,6 @@ func (h *Held) Call(ctx context.Context, most time.Duration) {
 			return
 		}
 	}
-}
-
-// endCallQuery is the query that ends the call, if there is one.
-func (h *Held) endCallQuery() (query []string) {
-	if !h.calling {
-		return nil
-	}
-	return []string{"SELECT " + advisory.CallOf(h.cfg.Claim.lines()[0]).UnlockSQL()}
 }
 
 // listensQuery is a query that says whether one of the waiters that may be next listens. It looks
