@@ -11,12 +11,12 @@ import (
 // What all questions to the server have in common: how they are sent, what their errors are, and
 // how long their answers are waited for once the run is asked to end.
 
-// selectQuery is the query for these columns, if there are any.
-func selectQuery(columns []string) (query []string) {
+// selectQueries are one query for these columns, or none if there are none.
+func selectQueries(columns []string) (queries []string) {
 	if len(columns) > 0 {
-		query = []string{"SELECT " + strings.Join(columns, ", ")}
+		queries = []string{"SELECT " + strings.Join(columns, ", ")}
 	}
-	return query
+	return queries
 }
 
 // send sends queries, if there are any.

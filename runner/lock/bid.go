@@ -186,7 +186,7 @@ func (b *bid) giveBack(ctx context.Context) error {
 // session's end would do that, too, but a moment later: the next run in a script could still find
 // the locks held.
 func (b *bid) giveBackAndLeave(ctx context.Context) error {
-	err := b.unlock(ctx, b.leaveQuery()...)
+	err := b.unlock(ctx, b.leaveQueries()...)
 	b.noteLeft()
 	return err
 }

@@ -25,12 +25,12 @@ func (b *bid) beatPlainly() {
 	b.Session.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}})
 }
 
-// boundWaitsQuery is a query after which no query of a holder's session waits for another session's
-// lock for longer than until the next heartbeat. Where tables are made and dropped all the time, a
-// heartbeat has to read catalogs again, which VACUUM FULL or REINDEX of one may keep locked for
-// minutes. Then the server rejects the heartbeat, and that is an answer, too. In a transaction an
-// error would free the lock.
-func boundWaitsQuery(cfg session.Config) []string {
+// boundWaitsQueries have no query of a holder's session wait for another session's lock for longer
+// than until the next heartbeat. Where tables are made and dropped all the time, a heartbeat has to
+// read catalogs again, which VACUUM FULL or REINDEX of one may keep locked for minutes. Then the
+// server rejects the heartbeat, and that is an answer, too. In a transaction an error would free
+// the lock.
+func boundWaitsQueries(cfg session.Config) []string {
 	if cfg.Transaction {
 		return nil
 	}

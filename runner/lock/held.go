@@ -143,12 +143,12 @@ func (h *Held) Close() {
 // releaseQueries are the queries that await arriving waiters, show and announce the end, end the
 // call and, as the last one, free the locks.
 func (h *Held) releaseQueries() []string {
-	queries := h.awaitArrivalsQuery()
+	queries := h.awaitArrivalsQueries()
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
 	if h.showsEnd && !h.cfg.Claim.Shared {
 		queries = append(queries, h.showEndQuery())
 	}
-	return slices.Concat(queries, h.announceEndQueries(), selectQuery(h.leaveSQL()), []string{h.unlockQuery()})
+	return slices.Concat(queries, h.announceEndQueries(), selectQueries(h.leaveSQL()), []string{h.unlockQuery()})
 }
 
 func (b *bid) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(b.Locks()) }

@@ -43,7 +43,7 @@ func (w *waiter) join(ctx context.Context) error {
 	if w.place.has[ticketLock] {
 		return w.lookAgain(ctx)
 	}
-	found, err := w.listenAndLook(ctx, append(w.endFormerQuery(), w.ticketQuery())...)
+	found, err := w.listenAndLook(ctx, append(w.endFormerQueries(), w.ticketQuery())...)
 	if err != nil {
 		return err
 	}
@@ -55,10 +55,10 @@ func (w *waiter) join(ctx context.Context) error {
 	return w.actOnLook(ctx, found)
 }
 
-// endFormerQuery is the query that ends the candidate's previous session, if the server still has
-// it, as it may after a partition. That session would keep its place in line, and also the lock, if
-// its last try was granted. It is identified by its number and its ticket.
-func (w *waiter) endFormerQuery() (query []string) {
+// endFormerQueries end the candidate's previous session, if it had one and the server still has it,
+// as it may after a partition. That session would keep its place in line, and also the lock, if its
+// last try was granted. It is identified by its number and its ticket.
+func (w *waiter) endFormerQueries() []string {
 	former := w.candidate.wait.former
 	if former.ticket == 0 || w.cfg.Claim.Shared { // readers may share a ticket
 		return nil
@@ -267,18 +267,18 @@ func (b *bid) leaveSQL() (columns []string) {
 
 // leaveLine gives up the place in line, and then sends the queries also.
 func (b *bid) leaveLine(ctx context.Context, also ...string) error {
-	err := b.send(ctx, append(selectQuery(b.leaveSQL()), also...)...)
+	err := b.send(ctx, append(selectQueries(b.leaveSQL()), also...)...)
 	clear(b.place.has[:])
 	return err
 }
 
-// leaveQuery is the query that leaves the line, and frees all marks, if the bid has any of that.
-func (b *bid) leaveQuery() []string {
-	return selectQuery(slices.Concat(b.leaveSQL(), b.listener.freeMarksSQL()))
+// leaveQueries leave the line, and free all marks, if the bid has any of that.
+func (b *bid) leaveQueries() []string {
+	return selectQueries(slices.Concat(b.leaveSQL(), b.listener.freeMarksSQL()))
 }
 
-// noteLeft notes that leaveQuery was sent. If the server rejects another query of that message,
-// this one is carried out all the same.
+// noteLeft notes that leaveQueries were sent. If the server rejects another query of that message,
+// they are carried out all the same.
 func (b *bid) noteLeft() {
 	clear(b.place.has[:])
 	b.listener.noteUnmarked()

@@ -28,10 +28,10 @@ import (
 // mark no end counts (package evidence). Holders also count the marks, to find out whether those in
 // line have to be called.
 
-// marksQuery is the query that takes the marks which a listening session lacks, if there are any,
-// one in each column; note reads its answer. No listener keeps another from a mark, but a stranger
+// markQueries take the marks that a listening session lacks, if there are any, in one query with a
+// column for each; note reads its answer. No listener keeps another from a mark, but a stranger
 // can.
-func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
+func (b *bid) markQueries() (queries []string, note func(answer session.Rows)) {
 	common := b.listener.lacksMarks(b.place.everJoined())
 	var marks []string
 	for _, id := range common {
@@ -40,7 +40,7 @@ func (b *bid) marksQuery() (query []string, note func(answer session.Rows)) {
 	if b.place.everJoined() && b.listener.on && !b.place.has[markLock] {
 		marks = append(marks, b.ticketMarkSQL())
 	}
-	return selectQuery(marks), func(answer session.Rows) {
+	return selectQueries(marks), func(answer session.Rows) {
 		row, err := answer.Only(len(marks))
 		for i := range marks {
 			switch {
@@ -135,17 +135,17 @@ func (l *listener) freeMarksSQL() (columns []string) {
 // still wait for the lock-delay: 3 of 200 pairs of `true` did; without the arrival lock it was 12
 // of 50. With a ledger only runs that came together during a pause do.
 
-// arrivedQuery is the query that frees the arrival lock, if the bid has it.
-func (b *bid) arrivedQuery() (query []string) {
-	if b.place.arriving {
-		query = []string{"SELECT " + advisory.ArrivalOf(b.nextLine()).UnlockSQL()}
+// arrivedQueries free the arrival lock, if the bid has it.
+func (b *bid) arrivedQueries() []string {
+	if !b.place.arriving {
+		return nil
 	}
-	return query
+	return []string{"SELECT " + advisory.ArrivalOf(b.nextLine()).UnlockSQL()}
 }
 
 // endArrival frees the arrival lock, if the bid has it and will not listen.
 func (b *bid) endArrival(ctx context.Context) error {
-	err := insistOn(func() error { return b.send(ctx, b.arrivedQuery()...) })
+	err := insistOn(func() error { return b.send(ctx, b.arrivedQueries()...) })
 	b.place.arriving = false
 	return err
 }
@@ -153,10 +153,10 @@ func (b *bid) endArrival(ctx context.Context) error {
 // arrivalPatience is how long a holder waits for arriving waiters.
 const arrivalPatience = "200ms"
 
-// awaitArrivalsQuery is a query that waits until nobody is arriving for any of the locks. It fails
-// at the first lock for which that takes longer than arrivalPatience: another program may hold the
-// arrival lock for ever.
-func (h *Held) awaitArrivalsQuery() (query []string) {
+// awaitArrivalsQueries wait until nobody is arriving for any of the locks, and fail at the first lock
+// for which that takes longer than arrivalPatience: another program may hold the arrival lock for
+// ever.
+func (h *Held) awaitArrivalsQueries() []string {
 	if h.audience.listens || !h.awaitsArrivals() {
 		return nil
 	}
@@ -165,11 +165,11 @@ func (h *Held) awaitArrivalsQuery() (query []string) {
 		alone := advisory.Exclusive(advisory.ArrivalOf(line).ID) // free if nobody is arriving
 		columns = append(columns, alone.AwaitXactSQL())
 	}
-	return selectQuery(columns)
+	return selectQueries(columns)
 }
 
-// isArrivalTimeout says whether a release's error is that of awaitArrivalsQuery, whose answer is the
-// first: it took too long, or the server has no memory for one more lock.
+// isArrivalTimeout says whether a release's error is that of awaitArrivalsQueries, whose answer is
+// the first: it took too long, or the server has no memory for one more lock.
 func (h *Held) isArrivalTimeout(err error, answers []session.Rows) bool {
-	return session.HasCode(err, session.LockNotAvailable, session.OutOfMemory) && len(h.awaitArrivalsQuery()) > 0 && len(answers[0]) == 0
+	return session.HasCode(err, session.LockNotAvailable, session.OutOfMemory) && len(h.awaitArrivalsQueries()) > 0 && len(answers[0]) == 0
 }

@@ -129,7 +129,7 @@ func (x *exchange) send() {
 //	nil       error    are free              are free, too, or the list has to end
 //	error     error    the session may still hold any of them, until it ends
 func (x *exchange) ask(ctx context.Context) (released, tried error) {
-	queries := append(x.announceQuery(), x.freeAndTryQuery())
+	queries := append(x.announceQueries(), x.freeAndTryQuery())
 	if len(x.next) > 0 {
 		queries = append(queries, x.drawQuery())
 	}
@@ -199,8 +199,8 @@ func (x *exchange) read(answers []session.Rows) (released, tried error) {
 	return nil, nil
 }
 
-// announceQuery is the query that announces how the commands ended, if any have.
-func (x *exchange) announceQuery() (query []string) {
+// announceQueries announce how the commands ended, if any have.
+func (x *exchange) announceQueries() []string {
 	if len(x.ended) == 0 {
 		return nil
 	}
@@ -211,7 +211,7 @@ func (x *exchange) announceQuery() (query []string) {
 	for _, h := range x.ended {
 		columns = append(columns, notifySQL(evidence.Channel(h.grants[0].ID), h.endPayloadSQL(evidence.Clean, endPositionSQL)))
 	}
-	return selectQuery(columns)
+	return selectQueries(columns)
 }
 
 // freeAndTryQuery is the query that frees and tries, in that order: columns are evaluated in order.

@@ -64,8 +64,8 @@ func (l *listener) noteRefused(locks []advisory.Lock) {
 }
 
 // startListening makes the session collect the announcements about all of the locks from now on, if
-// it doesn't yet, and returns the query that has to be sent for that.
-func (l *listener) startListening() (query []string) {
+// it doesn't yet, and returns the queries to send for that.
+func (l *listener) startListening() []string {
 	if l.on {
 		return nil
 	}
@@ -122,7 +122,7 @@ func (l *listener) unlisten(ctx context.Context) error {
 	}
 	// An UNLISTEN has no comment. While it was the session's last statement, others could see neither
 	// that the session is alive nor how long its commands outlive a lock.
-	queries = append(queries, selectQuery(l.freeMarksSQL())...)
+	queries = append(queries, selectQueries(l.freeMarksSQL())...)
 	err := insist(ctx, l.s, append(queries, session.PlainBeatQuery)...)
 	l.evidence.Forget()
 	l.on = false

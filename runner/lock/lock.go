@@ -67,9 +67,9 @@
 //
 // The ways of locking (slots, readers, a quorum, ...) and what differs in each are in modes.go.
 //
-// A function whose name ends in SQL returns SQL expressions, and one whose name ends in Query or
-// Queries returns whole queries. A Query that is not always needed is a list of one, or empty. Such
-// a function has no effect: the caller sends the queries, and notes the answer.
+// A function whose name ends in SQL returns SQL expressions, one that ends in Query a whole query,
+// and one that ends in Queries any number of them, maybe none. Such a function has no effect: the
+// caller sends the queries, and notes the answer.
 package lock
 
 import (

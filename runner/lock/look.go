@@ -34,9 +34,9 @@ func (b *bid) look(ctx context.Context, before ...string) (*evidence.Look, error
 	b.listener.unknownHolder = false
 	b.listener.evidence.LookSent()
 	found, ok := &evidence.Look{Sent: boottime.Now()}, false
-	marks, noteMarks := b.marksQuery()
+	marks, noteMarks := b.markQueries()
 	query := evidence.LookQuery(b.cfg.Claim.Sought().Locks, b.nextLine(), crowd.MostListeners)
-	queries := slices.Concat(before, marks, []string{query}, b.arrivedQuery())
+	queries := slices.Concat(before, marks, []string{query}, b.arrivedQueries())
 	_, err := b.Session.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
 		found.Received = boottime.Now()
 		if ok = found.Parse(answers[len(before)+len(marks)], b.Session.BackendPID()); !ok || !b.listener.on {

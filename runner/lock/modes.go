@@ -91,12 +91,12 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	shared           readers may share a ticket                              ticketQuery
 //	                 a reader announces left, not clean, and its name does   announceEndQuery,
 //	                 not show its end                                        releaseQueries
-//	                 a reader that comes back ends no former session         endFormerQuery
+//	                 a reader that comes back ends no former session         endFormerQueries
 //	in a transaction the locks are the transaction's: it tries, and ends     tryInTransaction,
 //	                 with the release                                        endTransaction
 //	                 to give back is to roll back                            giveBackQueries,
 //	                                                                         freeRejected
-//	                 an error frees the locks, and only the release          boundWaitsQuery,
+//	                 an error frees the locks, and only the release          boundWaitsQueries,
 //	                 records the end                                         RecordEnd
 //	                 waiters poll                                            waiter.poll
 //	                 the token comes from a second session                   drawOnSecond

@@ -32,7 +32,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 		if b.cfg.showsToken() {
 			queries = append(queries, "SELECT "+describe.ShowTokenSQL(b.cfg.Session.ApplicationName, row[0], false))
 		}
-		queries = append(queries, b.leaveQuery()...)
+		queries = append(queries, b.leaveQueries()...)
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()

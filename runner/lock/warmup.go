@@ -5,14 +5,14 @@ package lock
 // doesn't depend on it.
 //
 //	                   when                                what it saves
-//	endWarmupQuery     with a holder's first heartbeat     0.5 ms of its announcement
+//	endWarmupQueries   with a holder's first heartbeat     0.5 ms of its announcement
 //	turnWarmupQueries  with the first question of a watch  0.45 ms of the try and the draw, and
 //	                                                       with a ledger 0.7 ms of the start
 
-// endWarmupQuery is a query that announces the end of a run, but finds no listener. A
-// session's first announcement makes it read the server's catalogs, which takes half a millisecond:
-// with the warm-up it has done so before its command ends.
-func (h *Held) endWarmupQuery() (query []string) {
+// endWarmupQueries announce the end of a run, but find no listener. A session's first announcement
+// makes it read the server's catalogs, which takes half a millisecond: with the warm-up it has done
+// so before its command ends.
+func (h *Held) endWarmupQueries() []string {
 	if !h.cfg.seeksListener() {
 		return nil
 	}
