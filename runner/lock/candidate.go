@@ -19,11 +19,11 @@ type Candidate struct {
 	cfg     Config // the host to try next is the first in its DSN
 	reached bool   // the database has answered for the lock
 	last    *Held  // what its last attempt was granted, or nil
-	wait    wait   // the current one
+	memory  memory // of the current wait
 }
 
-// wait is what a candidate keeps from one session to the next while it waits.
-type wait struct {
+// memory is what a candidate keeps from one session to the next while it waits.
+type memory struct {
 	began     time.Time
 	returning bool // it had a session before
 	foundFull bool // the server had no room for it
@@ -45,17 +45,17 @@ func NewCandidate(cfg Config) *Candidate { return &Candidate{cfg: cfg} }
 // begin begins a wait. The candidate remembers from an earlier wait where the database was and, if
 // the lock was lost, comes back sooner.
 func (c *Candidate) begin() {
-	c.wait = wait{began: time.Now()}
+	c.memory = memory{began: time.Now()}
 	if c.last == nil {
 		return
 	}
 	lost := c.last.Err()
 	c.cfg.Session.Database, _ = session.Elsewhere(c.cfg.Session.Database, lost)
-	c.wait.front = lost != nil
+	c.memory.front = lost != nil
 }
 
 // timeLeft is what is left of the wait.
-func (c *Candidate) timeLeft() time.Duration { return c.cfg.Wait - time.Since(c.wait.began) }
+func (c *Candidate) timeLeft() time.Duration { return c.cfg.Wait - time.Since(c.memory.began) }
 
 // Reached says whether the database has ever answered for the lock.
 func (c *Candidate) Reached() bool { return c.reached }
@@ -105,7 +105,7 @@ func (c *Candidate) persist(ctx context.Context, attempt func() error) error {
 // acquireOnce is what Acquire does with one session.
 func (c *Candidate) acquireOnce(ctx context.Context, start StartGuard) (*Held, error) {
 	firstTry := ""
-	if !c.wait.returning {
+	if !c.memory.returning {
 		firstTry = c.cfg.firstTrySQL()
 	}
 	s, err := c.openSession(ctx, firstTry)
@@ -113,13 +113,13 @@ func (c *Candidate) acquireOnce(ctx context.Context, start StartGuard) (*Held, e
 		return nil, err
 	}
 	w := c.newWaiter(s, start)
-	c.wait.returning = true
+	c.memory.returning = true
 	held, err := w.acquire(ctx)
 	if err != nil {
 		if w.place.everJoined() && w.place.ticket != 0 {
-			c.wait.former = formerPlace{w.place.ticket, s.BackendPID()}
+			c.memory.former = formerPlace{w.place.ticket, s.BackendPID()}
 			if w.turn.Rank > 0 {
-				c.wait.front = w.turn.Rank <= crowd.MostWatchers
+				c.memory.front = w.turn.Rank <= crowd.MostWatchers
 			}
 		}
 		// Otherwise the next attempt, or the next run in a script, could still find the locks held. What a
@@ -186,7 +186,7 @@ func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
 // warnOfLedger logs, once in a wait, that the database has a ledger, and that it is not used
 // because it can't be trusted or because the role has no access.
 func (c *Candidate) warnOfLedger(s *session.Session) {
-	if c.wait.warned {
+	if c.memory.warned {
 		return
 	}
 	switch access, role := ledger.ParseAccess(s.LoginAnswer()); access {
@@ -197,7 +197,7 @@ func (c *Candidate) warnOfLedger(s *session.Session) {
 	default:
 		return
 	}
-	c.wait.warned = true
+	c.memory.warned = true
 }
 
 func isFull(err error) bool {
@@ -229,14 +229,14 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	database, others := session.Elsewhere(cfg.Session.Database, err)
 	cfg.Session.Database = database
 	if isFull(err) {
-		c.wait.foundFull = true
+		c.memory.foundFull = true
 	}
 	if cfg.Wait == 0 && p.hostsTried < others {
 		p.hostsTried++
-		c.wait.returning, c.wait.foundFull = false, false // it is new there
+		c.memory.returning, c.memory.foundFull = false, false // it is new there
 		return nil
 	}
-	rest := crowd.AwayFor(p.next(c.wait.front, err), c.timeLeft())
+	rest := crowd.AwayFor(p.next(c.memory.front, err), c.timeLeft())
 	waitsOut := session.Passing(err) || cfg.Endures && c.Reached()
 	if !waitsOut || c.timeLeft() <= rest {
 		return err
@@ -286,7 +286,7 @@ func (p *reconnects) restart() {
 	p.rejected = rejectedBackoff()
 }
 
-// next is the pause after an attempt that has failed. front is wait.front.
+// next is the pause after an attempt that has failed. front is memory.front.
 func (p *reconnects) next(front bool, err error) time.Duration {
 	if errors.As(err, new(*session.LostError)) {
 		p.restart()

@@ -73,7 +73,7 @@ func TestComingBack(t *testing.T) {
 			o := &outage{began: time.Now(), gone: c.gone, starting: c.starting}
 			candidate := NewCandidate(Config{Wait: Forever, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}})
 			candidate.begin()
-			candidate.wait.front = c.front
+			candidate.memory.front = c.front
 			if err := o.ended(t.Context(), candidate); err != nil {
 				t.Fatal(err)
 			}

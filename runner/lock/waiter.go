@@ -37,11 +37,11 @@ const mostHeard = 256
 // candidate's last session, if it had one.
 func (c *Candidate) newWaiter(s *session.Session, start StartGuard) *waiter {
 	w := &waiter{
-		bid: newBid(newListener(s, &c.cfg, c.wait.returning), c.cfg, start), candidate: c,
+		bid: newBid(newListener(s, &c.cfg, c.memory.returning), c.cfg, start), candidate: c,
 		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
 	w.listener.heard = make(chan evidence.Announcement, mostHeard)
-	w.place.ticket = c.wait.former.ticket
+	w.place.ticket = c.memory.former.ticket
 	return w
 }
 
@@ -99,9 +99,9 @@ func (w *waiter) take(ctx context.Context) error {
 func (w *waiter) awaitGrant(ctx context.Context) error {
 	w.candidate.noteAnswer()
 	w.cfg.Log.Info("waiting for the lock", "event", "waiting")
-	wait := w.poll
+	step := w.poll
 	if w.cfg.announces() {
-		wait = w.standInLine
+		step = w.standInLine
 		w.beatPlainly()
 		w.Session.StartHeartbeat()
 	}
@@ -110,7 +110,7 @@ func (w *waiter) awaitGrant(ctx context.Context) error {
 	}
 	defer w.cfg.Observer.beside(ctx, w.Session)()
 	for w.candidate.timeLeft() > 0 && !w.complete() {
-		if err := wait(ctx); err != nil {
+		if err := step(ctx); err != nil {
 			return err
 		}
 	}
