@@ -57,7 +57,7 @@ func (e *Evidence) standingOf(pid uint32) standing {
 func (e *Evidence) applyWords() {
 	for i, w := range e.words {
 		if w.Word == Dead && e.standingOf(w.PID) == asOwn {
-			e.forget(w, func(s knownStart) bool { return !e.isConfirmed(s) })
+			e.dropStarts(w, func(s knownStart) bool { return !e.isConfirmed(s) })
 		}
 		if w.applied || !e.counts(w) {
 			continue
@@ -159,12 +159,12 @@ func (e *Evidence) speaksOf(w heardWord, s knownStart) bool {
 	return s.token == w.Token
 }
 
-// forget removes the starts that have a word's token, were noted before the word, and satisfy also.
-// It says whether there were any. Two kinds of words have a start forgotten, and close
+// dropStarts removes the starts that have a word's token, were noted before the word, and satisfy also.
+// It says whether there were any. Two kinds of words have a start dropped, and close
 // nothing: the word dead from the waiter's role, if the starting session was gone before its role
 // could be asked for; and the word clean of a stranger, for that stranger's own
 // start.
-func (e *Evidence) forget(w heardWord, also func(knownStart) bool) bool {
+func (e *Evidence) dropStarts(w heardWord, also func(knownStart) bool) bool {
 	known := len(e.starts)
 	e.starts = slices.DeleteFunc(e.starts, func(s knownStart) bool { return s.token == w.Token && s.noted < w.noted && also(s) })
 	return len(e.starts) < known
@@ -214,7 +214,7 @@ func (e *Evidence) NoteRole(pid, role uint32) {
 	}
 	for _, w := range e.words {
 		ended := w.PID == pid && w.Word == Clean && e.standingOf(pid) == asStranger
-		if ended && e.forget(w, func(s knownStart) bool { return s.pid == pid }) && e.last != nil {
+		if ended && e.dropStarts(w, func(s knownStart) bool { return s.pid == pid }) && e.last != nil {
 			e.last.at = boottime.Now()
 		}
 	}

@@ -53,7 +53,7 @@ const (
 // if its session is later seen to hold the lock (the word arrived before the look), or had the lock
 // after the waiter's mark was taken (fromHolder).
 //
-// Some words remove a start without closing it (forget). If none is open then, the state is ended
+// Some words remove a start without closing it (dropStarts). If none is open then, the state is ended
 // if an end is known, else what it was in the beginning. If a start is heard while a silent session
 // is being ended, the state stays running.
 //
@@ -174,7 +174,7 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 func (e *Evidence) noteWord(a Announcement) {
 	if len(e.words) == mostWords {
 		if w := e.words[0]; w.Word == Clean && e.standingOf(w.PID) == asStranger {
-			e.forget(w, func(s knownStart) bool { return s.pid == w.PID })
+			e.dropStarts(w, func(s knownStart) bool { return s.pid == w.PID })
 		}
 		e.words = slices.Delete(e.words, 0, 1)
 	}
