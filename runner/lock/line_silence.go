@@ -14,12 +14,13 @@ import (
 )
 
 // A holder whose host is dead or cut off sends no more requests. The first in line sees the number
-// of its last request. If two looks show the same number, no request has arrived between the
-// receipt of the first look and the sending of the second. A command lives for a known time after
-// its holder's last answered request. Once the waiter's boot time clock has counted that time
-// between the two looks, the command is dead by the holder's clock, too. So the first in line ends
-// the session. The server would do that as well, a third of the lease later and by a clock that may
-// be set. The next two in line do so a little later, in case the first is frozen itself.
+// of its last request. If two looks show the same number, the server has taken up no other request
+// between the receipt of the first look and the sending of the second: whatever it had answered by
+// then was sent before the first look was received. A command lives for a known time after the
+// sending of its holder's last answered request. Once the waiter's boot time clock has counted that
+// time between the two looks, the command is dead by the holder's clock, too. So the first in line
+// ends the session. The server would do that as well, a third of the lease later and by a clock that
+// may be set. The next two in line do so a little later, in case the first is frozen itself.
 
 // watchHolder compares a look with earlier ones, and ends a silent holder's session. Until
 // the next look the heartbeat watches the holder (line_watch.go).
@@ -47,8 +48,8 @@ func (w *waiter) watchHolder(ctx context.Context, found *evidence.Look) error {
 	silent, again := w.watched.noteLooked(s, found)
 	// A newcomer that sorts before this waiter, since the server's clock was set back, has seen less
 	// of the silence. So the best rank counts.
-	if !again || found.Rank < w.watched.rank {
-		w.watched.rank = found.Rank
+	if !again || found.Rank < w.watched.bestRank {
+		w.watched.bestRank = found.Rank
 	}
 	enough := w.enoughSilence(s, found)
 	if again && silent >= enough {
@@ -80,7 +81,7 @@ func (w *waiter) enoughSilence(s evidence.Seat, found *evidence.Look) time.Durat
 	lease := w.cfg.Session.Lease
 	forKill := min(leasetime.ForKill(lease), time.Second)
 	perPlace := max(lease/10, crowd.TurnPatience)
-	return delay + forKill + time.Duration(w.watched.rank-1)*perPlace
+	return delay + forKill + time.Duration(w.watched.bestRank-1)*perPlace
 }
 
 // heldBy are the locks that a session has, as far as the evidence shows. Its silence counts

@@ -30,7 +30,7 @@ func TestEnoughSilence(t *testing.T) {
 	} {
 		cfg := Config{Claim: Claim{IDs: []lockkey.ID{id}}, LockDelay: tt.lockDelay, Session: session.Config{Lease: 15 * time.Second}}
 		w := &waiter{bid: NewBid(nil, cfg, false)}
-		w.watched.rank = 1
+		w.watched.bestRank = 1
 		e := evidence.New(tt.lockDelay, cfg.Session.Lease, 0, false)
 		w.listener.evidence[id] = e
 		e.NoteMark(1)

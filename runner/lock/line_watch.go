@@ -37,7 +37,7 @@ type watch struct {
 
 	// The session's reader does not use these:
 	prepared string // the name of the prepared statement for the question
-	rank     int    // the best rank since the holder's latest request was first seen
+	bestRank int    // since the holder's latest request was first seen
 }
 
 // watchState is what the latest watch has found.
