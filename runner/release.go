@@ -43,7 +43,7 @@ func (r *run) release() {
 // process to end, before or meanwhile, shortens it.
 func (r *run) call() {
 	if r.asked.Has(BySignal) {
-		r.held.Call(context.Background(), lock.LateMost)
+		r.held.Call(context.Background(), lock.PatienceAtEnd)
 		return
 	}
 	r.untilSignal(func(ctx context.Context) { r.held.Call(ctx, lock.Forever) })

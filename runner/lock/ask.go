@@ -49,7 +49,7 @@ func (c Claim) rejected(err error) error {
 // untilAnswered returns the context for a request that may announce a start, or note it in the
 // ledger. The server carries out such a request even if a signal ends ctx meanwhile. So this
 // process still waits for the answer, and then knows what to end: otherwise the run would seem to
-// be lost. The new context ends LateMost after ctx, since the server may be silent.
+// be lost. The new context ends PatienceAtEnd after ctx, since the server may be silent.
 func untilAnswered(ctx context.Context) (later context.Context, cancel context.CancelFunc) {
 	if ctx.Err() != nil { // the request will not be sent
 		return ctx, func() {}
@@ -57,11 +57,11 @@ func untilAnswered(ctx context.Context) (later context.Context, cancel context.C
 	return lateAfter(ctx)
 }
 
-// lateAfter returns a context that ends LateMost after ctx.
+// lateAfter returns a context that ends PatienceAtEnd after ctx.
 func lateAfter(ctx context.Context) (later context.Context, cancel context.CancelFunc) {
 	later, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
-		time.AfterFunc(LateMost, func() { end(context.Cause(ctx)) })
+		time.AfterFunc(PatienceAtEnd, func() { end(context.Cause(ctx)) })
 	})
 	return later, func() {
 		stop()
@@ -69,8 +69,8 @@ func lateAfter(ctx context.Context) (later context.Context, cancel context.Cance
 	}
 }
 
-// LateMost is how long the end of a run still waits for a database that may be silent. Once the run
-// was asked to end, it limits the wait for an answer (lateAfter) and for a listener (Held.Call). It
-// also limits the report of a lost session if the command never started, or if no ledger waits for
-// its end.
-const LateMost = 2 * time.Second
+// PatienceAtEnd is how long the end of a run still waits for a database that may be silent. Once the
+// run was asked to end, it limits the wait for an answer (lateAfter) and for a listener (Held.Call).
+// It also limits the report of a lost session if the command never started, or if no ledger waits
+// for its end.
+const PatienceAtEnd = 2 * time.Second

@@ -39,9 +39,9 @@ import (
 // The locks' own session is gone or useless, so the report opens another one. For a run it first
 // ends the old one, if the server still has it: after a healed partition the old session still has
 // the locks. It retries failures for one lock-delay, and tells the Observer of them; after that
-// nobody waits. If a command had ended, and no ledger waits for its end, it gives up after LateMost:
-// this process waits for nothing else before it goes on or exits. So it does before a start, and not
-// even a signal shortens that.
+// nobody waits. If a command had ended, and no ledger waits for its end, it gives up after
+// PatienceAtEnd: this process waits for nothing else before it goes on or exits. So it does before a
+// start, and not even a signal shortens that.
 type report struct {
 	runs      []*bid
 	owing     *bid          // one of the runs whose end the ledger still needs, or nil
@@ -81,7 +81,7 @@ func ReportEnded(ctx context.Context, h *Held) {
 	r := newReport(h.bid)
 	r.announces = r.announces && !h.cfg.ofList
 	if r.owing == nil {
-		r.most = min(r.most, LateMost)
+		r.most = min(r.most, PatienceAtEnd)
 	}
 	r.send(ctx)
 }
@@ -90,7 +90,7 @@ func ReportEnded(ctx context.Context, h *Held) {
 func (b *bid) reportUnstarted(ctx context.Context) {
 	r := newReport(b)
 	r.announces = r.announces && b.mayAnnounceEnd()
-	r.most = min(r.most, LateMost)
+	r.most = min(r.most, PatienceAtEnd)
 	r.send(context.WithoutCancel(ctx))
 }
 
