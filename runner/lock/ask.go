@@ -41,6 +41,23 @@ func (b *bid) askNumber(ctx context.Context, query string) (int, error) {
 	return numbers[0], nil
 }
 
+// insist sends queries again if they are canceled, a few times.
+func insist(ctx context.Context, s *session.Session, queries ...string) error {
+	return insistOn(func() error {
+		_, err := s.Query(ctx, queries...)
+		return err
+	})
+}
+
+// insistOn asks again if what it asks is canceled, a few times.
+func insistOn(ask func() error) error {
+	err := ask()
+	for again := 0; again < 3 && session.HasCode(err, session.QueryCanceled); again++ {
+		err = ask()
+	}
+	return err
+}
+
 // rejected adds the names of the claim's locks to an error of the server's.
 func (c Claim) rejected(err error) error {
 	return session.Rejected(err, "lock "+c.String())

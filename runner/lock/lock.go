@@ -53,6 +53,7 @@
 //	transaction.go          the locks of a transaction, for a pooler
 //	ledger*.go              the ledger is asked whether a run may start, and has its end recorded
 //	report.go               after a loss, a new session announces and records how the command ended
+//	giveback.go             locks are given back under which no command was started
 //	stepdown.go             a holder is asked to step down, and finds out
 //	list*.go                pglead each: one session for many bids, and no line
 //	line*.go                the order of the waiters, for fairness and speed alone
