@@ -76,9 +76,25 @@ func MayStay(rank, waiting, free, of int) bool {
 	return lacking <= 0 || rank == 1 || rank <= waiting-lacking
 }
 
-// CrowdedBackoff is the backoff of a waiter that gave its connection back, or found none. Finding
-// room in between does not reset it.
+// The backoffs follow. Each rejected login leaves a line in the server's log, so all of them grow.
+
+// AwayBackoff is for a server that may be down.
+func AwayBackoff() *pace.Backoff { return pace.Doubling(200*time.Millisecond, 5*time.Second) }
+
+// UrgentBackoff is the same where the next command depends on it: for the first in line, if the
+// server answers with an error, and for the report of a loss.
+func UrgentBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, 5*time.Second) }
+
+// CrowdedBackoff is for a waiter that gave its connection back, or found none. Finding room in
+// between does not reset it.
 func CrowdedBackoff() *pace.Backoff { return pace.Doubling(8*time.Second, 30*time.Second) }
+
+// FullBackoff is for a run that doesn't wait for the lock, on a server without room: one of the
+// server's sessions will soon be done.
+func FullBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, time.Second) }
+
+// PollBackoff is for tries where there is no line.
+func PollBackoff() *pace.Backoff { return pace.Doubling(250*time.Millisecond, time.Second) }
 
 // NextAway are the bounds of the random time for which a waiter with this backoff stays away.
 // They are wide, so that the waiters do not all come back at once.
@@ -92,14 +108,6 @@ func NextAway(crowded *pace.Backoff) (least, most time.Duration) {
 func AwayFor(chosen, left time.Duration) time.Duration {
 	return min(chosen, max(left-time.Second, time.Second/2))
 }
-
-// FullBackoff is the backoff of a run that doesn't wait for the lock, on a server without room. One
-// of the server's sessions will soon be done, so the pauses are short; but each rejected login
-// leaves a line in the server's log, so they grow.
-func FullBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, time.Second) }
-
-// PollBackoff is the backoff of tries where there is no line.
-func PollBackoff() *pace.Backoff { return pace.Doubling(250*time.Millisecond, time.Second) }
 
 // NextPoll are the bounds of the random time until the next try. When the backoff has come
 // to a second, a thousand waiters make five hundred tries a second.

@@ -267,13 +267,9 @@ type reconnects struct {
 }
 
 const (
-	backoffFirst = 200 * time.Millisecond
-	backoffMost  = 5 * time.Second
-	frontAgain   = 250 * time.Millisecond
-	frontFor     = time.Minute
+	frontAgain = 250 * time.Millisecond
+	frontFor   = time.Minute
 )
-
-func rejectedBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
 
 func newReconnects() *reconnects {
 	p := &reconnects{crowded: crowd.CrowdedBackoff()}
@@ -282,8 +278,7 @@ func newReconnects() *reconnects {
 }
 
 func (p *reconnects) restart() {
-	p.since, p.backoff = time.Now(), pace.Doubling(backoffFirst, backoffMost)
-	p.rejected = rejectedBackoff()
+	p.since, p.backoff, p.rejected = time.Now(), crowd.AwayBackoff(), crowd.UrgentBackoff()
 }
 
 // next is the pause after an attempt that has failed. front is memory.front.
@@ -300,6 +295,6 @@ func (p *reconnects) next(front bool, err error) time.Duration {
 	case !front || time.Since(p.since) > frontFor:
 		return p.backoff.Half()
 	}
-	p.rejected = rejectedBackoff()
+	p.rejected = crowd.UrgentBackoff()
 	return pace.Between(frontAgain/2, frontAgain)
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
@@ -124,7 +125,7 @@ var errTooLate = errors.New("the database did not answer in time")
 func (r *report) persist(ctx context.Context) error {
 	cfg := &r.runs[0].cfg
 	cfg.SayTrying(cfg.LockDelay)
-	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
+	for backoff := crowd.UrgentBackoff(); ; {
 		err := r.try(ctx)
 		if err == nil {
 			cfg.Observer.away(nil)
