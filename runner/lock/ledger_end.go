@@ -138,11 +138,13 @@ var errNoRun = errors.New("the ledger has no such run of this role under way")
 // somebody has canceled it, a new session repeats it: that of the lock may have ended with the
 // release. The locks are free by now. A start that comes before the record waits for it.
 func (h *Held) recordAgain(ctx context.Context, err error) {
-	if session.HasCode(err, session.QueryCanceled) {
-		h.reportCanceled(ctx)
+	if !session.HasCode(err, session.QueryCanceled) {
+		h.warnUnrecorded(ledger.Rejected(err, "the ledger"))
 		return
 	}
-	h.warnUnrecorded(ledger.Rejected(err, "the ledger"))
+	r := newReport(h.bid)
+	r.announces = false
+	r.send(ctx)
 }
 
 // warnUnrecorded warns that the ledger was not told how the command ended, or probably not. If the

@@ -26,7 +26,7 @@ import (
 //	ReportEnded      after the command's end             SetEnd's end           dead; not of a list
 //	reportUnstarted  or given up, before its command's   stopped                dead, unless there was
 //	                 start, but after the announcement                          a delay
-//	reportCanceled   not at all, or by the release:      SetEnd's end           nothing more
+//	recordAgain      not at all, or by the release:      SetEnd's end           nothing more
 //	                 somebody has canceled the record
 //
 // A session may also be lost between bid.settle and the command's start. A run calls ReportEnded for
@@ -93,12 +93,6 @@ func (b *bid) reportUnstarted(ctx context.Context) {
 	r.announces = r.announces && b.mayAnnounceEnd()
 	r.most = min(r.most, PatienceAtEnd)
 	r.send(context.WithoutCancel(ctx))
-}
-
-func (h *Held) reportCanceled(ctx context.Context) {
-	r := newReport(h.bid)
-	r.announces = false
-	r.send(ctx)
 }
 
 // send sends the report, and logs what could not be reported.
