@@ -3,9 +3,7 @@ package lock
 import (
 	"context"
 	"fmt"
-	"slices"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
@@ -54,43 +52,6 @@ func (b *bid) markQueries() (queries []string, note func(answer session.Rows)) {
 	}
 }
 
-// lacksMarks are the locks whose common marks the session lacks: it listens to announcements about
-// them and, if it is in line at all, has no ticket for some of the claim's locks.
-func (l *listener) lacksMarks(inLine bool) (ids []lockkey.ID) {
-	if !l.on || inLine && l.claim.hasOneLine() {
-		return nil
-	}
-	marked := l.hasMarks()
-	for _, id := range l.claim.IDs {
-		if !slices.Contains(marked, id) {
-			ids = append(ids, id)
-		}
-	}
-	return ids
-}
-
-// tookMark notes that the session got the common mark of a lock.
-func (l *listener) tookMark(id lockkey.ID, at evidence.LSN) {
-	l.mu.Lock()
-	l.marked = append(l.marked, id)
-	l.mu.Unlock()
-	l.evidence[id].NoteMark(at)
-}
-
-// hasMarks are the locks whose common marks the session has.
-func (l *listener) hasMarks() []lockkey.ID {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.marked)
-}
-
-// noteUnmarked notes that the common marks are free.
-func (l *listener) noteUnmarked() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.marked = nil
-}
-
 // takenSQL is an SQL expression that tries for a mark. Its value is the write-ahead log's position
 // just after that, or NULL.
 func takenSQL(try string) string {
@@ -116,14 +77,6 @@ func (b *bid) tookTicketMark(at evidence.LSN) {
 			e.NoteMark(at)
 		}
 	}
-}
-
-// freeMarksSQL are SQL expressions that free the common marks.
-func (l *listener) freeMarksSQL() (columns []string) {
-	for _, id := range l.hasMarks() {
-		columns = append(columns, advisory.CommonMarkOf(id).UnlockSQL())
-	}
-	return columns
 }
 
 // A waiter that was just refused does not listen yet: its LISTEN is its next message. A brief

@@ -29,7 +29,7 @@ type listener struct {
 	unknownHolder bool
 
 	mu     sync.Mutex   // for marked: a look may be answered when ctx has ended its wait
-	marked []lockkey.ID // * the locks whose common marks the session has
+	marked []lockkey.ID // * the locks whose common marks (line_mark.go) the session has
 }
 
 // newListener returns the listener of a session that does not listen yet. contested says that others
@@ -109,6 +109,51 @@ func (l *listener) askRoles(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// lacksMarks are the locks whose common marks the session lacks: it listens to announcements about
+// them and, if it is in line at all, has no ticket for some of the claim's locks.
+func (l *listener) lacksMarks(inLine bool) (ids []lockkey.ID) {
+	if !l.on || inLine && l.claim.hasOneLine() {
+		return nil
+	}
+	marked := l.hasMarks()
+	for _, id := range l.claim.IDs {
+		if !slices.Contains(marked, id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// tookMark notes that the session got the common mark of a lock.
+func (l *listener) tookMark(id lockkey.ID, at evidence.LSN) {
+	l.mu.Lock()
+	l.marked = append(l.marked, id)
+	l.mu.Unlock()
+	l.evidence[id].NoteMark(at)
+}
+
+// hasMarks are the locks whose common marks the session has.
+func (l *listener) hasMarks() []lockkey.ID {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.marked)
+}
+
+// noteUnmarked notes that the common marks are free.
+func (l *listener) noteUnmarked() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.marked = nil
+}
+
+// freeMarksSQL are SQL expressions that free the common marks.
+func (l *listener) freeMarksSQL() (columns []string) {
+	for _, id := range l.hasMarks() {
+		columns = append(columns, advisory.CommonMarkOf(id).UnlockSQL())
+	}
+	return columns
 }
 
 // unlisten stops listening, frees the common marks, and forgets what was heard.
