@@ -14,20 +14,17 @@
 //	claim      the locks that a run wants: all of them or, with slots, any one
 //	candidate  a process that wants a claim, and opens a new session when it lost one
 //	bid        a claim on one session, as far as it is granted: it tries for what is missing
+//	waiter     a candidate's bid, which may wait, and what it then knows of its line
 //	refused    a try is refused if others hold the lock, and so is a run that gives up for
 //	           that reason
 //	rejected   a query is rejected if the server answers it with an error
-//	untouched  nobody else is known to have the lock, or to have had it
-//	contested  others have the lock, or may have had it while the bid did not listen, so
-//	           that it takes evidence to start at once
-//	evidence   what was heard and seen of a lock's holders (package evidence); a bid's listener
-//	           collects it
-//	waiter     a candidate's bid, which may wait, and what it then knows of its line
-//	verdict    how long a granted lock is held without a command: not at all or, where there
-//	           is no evidence, for the lock-delay
-//	grant      a lock that a bid has got, since when, and the verdict on it
-//	draw       the query that makes the token, and announces the start with it (drawQuery)
-//	settle     the steps from the last grant to the start: the delay, the draw, the ledger
+//	evidence   what was heard and seen of a lock's holders; a bid's listener collects it. It is
+//	           untouched at first, and contested once others have the lock, or may have had it
+//	           while the bid did not listen: then it takes more of it to start at once
+//	grant      a lock that a bid has got, since when, and the verdict of the evidence on it: how
+//	           long it is held without a command, not at all or for the lock-delay
+//	settle     the steps from the last grant to the start: the delay, the draw (the query that
+//	           makes the token, and announces the start with it), the ledger
 //	held       a bid that has settled: a command may be started under its locks
 //
 // This is how one run takes and releases its locks:
