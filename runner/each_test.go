@@ -73,7 +73,7 @@ func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *active
 		e.common = list
 	}
 	w := &worker{each: e, list: list, pushedBack: &item}
-	it, err := w.pick(t.Context(), false)
+	it, err := w.pick(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestRunMeanwhile(t *testing.T) {
 	server := testserver.Start(t, nil)
 	w, it := workerOn(t, lockOn(t, server), 1)
 	w.hear(it.name(), true)
-	if settled, err := w.settleOrSkip(t.Context(), it, nil, false); settled || err != nil || w.tally.Done != 1 {
+	if settled, err := w.settleOrSkip(t.Context(), it, nil); settled || err != nil || w.tally.Done != 1 {
 		t.Errorf("settled %t, %v; %+v", settled, err, w.tally)
 	}
 	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {
@@ -183,7 +183,7 @@ func TestSharedConnection(t *testing.T) {
 		locking := lockOn(t, server)
 		locking.Session.Transaction = tt.transaction
 		w, it := workerOn(t, locking, tt.parallel)
-		if settled, err := w.settleOrSkip(t.Context(), it, nil, false); !settled {
+		if settled, err := w.settleOrSkip(t.Context(), it, nil); !settled {
 			t.Fatal(err)
 		}
 		if cfg := it.run.childConfig(); cfg.SharesSocket != tt.shares || cfg.SocketLinger != tt.linger {
@@ -220,11 +220,43 @@ func TestDelayedAhead(t *testing.T) {
 	locking := lockOn(t, server)
 	locking.PrivateServer = false // the server came up less than a lock-delay ago
 	w, it := workerOn(t, locking, 1)
-	if settled, err := w.settleOrSkip(t.Context(), it, nil, true); settled || err != nil || w.pushedBack != &it.item {
+	w.ahead = make(chan struct{})
+	if settled, err := w.settleOrSkip(t.Context(), it, nil); settled || err != nil || w.pushedBack != &it.item {
 		t.Errorf("settled %t, %v; %v is pushed back", settled, err, w.pushedBack)
 	}
 	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {
 		t.Error("its lock is still held")
+	}
+}
+
+// TestAheadUntilEnd: a worker that fetches ahead, and finds nothing but items that others have, tries
+// no more of them once the command that runs has ended: that command's lock has to be released.
+func TestAheadUntilEnd(t *testing.T) {
+	server := testserver.Start(t, nil)
+	other, err := pgconn.Connect(t.Context(), server.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Exec(t.Context(), "SELECT pg_advisory_lock(n) FROM generate_series(2, 1000) AS n").ReadAll(); err != nil {
+		t.Fatal(err)
+	}
+	w, _ := workerOn(t, lockOn(t, server), 1)
+	w.cfg.Task = func(item string) Task {
+		id, _ := lockkey.Parse(item)
+		return Task{Key: item, ID: id}
+	}
+	queue, ended := make(chan string, 1000), make(chan struct{})
+	for n := range cap(queue) {
+		queue <- strconv.Itoa(n + 2)
+	}
+	w.queue, w.ahead = queue, ended
+	w.cfg.Progress = func(n Tally) {
+		if n.Held == 3 {
+			close(ended)
+		}
+	}
+	if next, err := w.fetch(t.Context()); next != nil || err != nil || w.tally.Held != 3 || len(queue) != cap(queue)-3 {
+		t.Errorf("fetched %v, %v; %+v, and %d are left", next, err, w.tally, len(queue))
 	}
 }
 

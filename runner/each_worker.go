@@ -34,10 +34,13 @@ type worker struct {
 	guard *child.Guard // the last command's, or the next one's; nil before the first
 	brief bool         // the last command was brief, so its guard can have another one
 
-	// The loop owns these two. While a command runs, releaseBeside's goroutine owns them, until it
+	// The loop owns these. While a command runs, releaseBeside's goroutine owns them, until it
 	// hands to the loop what it fetched.
 	last       *activeItem // its command has ended, and its lock is not released yet; or nil
 	pushedBack *string     // an item that was fetched too early: it comes before those in the queue
+	// ahead is nil unless the worker fetches ahead. It is closed when the command that runs meanwhile
+	// has ended.
+	ahead <-chan struct{}
 }
 
 // fetched is what releaseBeside's goroutine hands to the loop.
@@ -53,15 +56,17 @@ func (w *worker) loop(ctx context.Context) error {
 			w.guard.Close()
 		}
 	}()
-	next, err := w.fetch(ctx, false)
+	next, err := w.fetch(ctx)
 	for next != nil {
-		got := w.releaseBeside(ctx) // releases the last one's lock
+		ended := make(chan struct{})
+		got := w.releaseBeside(ctx, ended) // releases the last one's lock
 		ran, failed := w.runItem(ctx, next)
+		close(ended)
 		if failed != nil {
 			w.cancel(failed) // also ends the fetch
 		}
 		ahead := <-got
-		w.last, next = ran, ahead.next
+		w.last, w.ahead, next = ran, nil, ahead.next
 		if err = cmp.Or(failed, ahead.err); err != nil {
 			w.releaseLast()
 			if next != nil {
@@ -70,7 +75,7 @@ func (w *worker) loop(ctx context.Context) error {
 			return err
 		}
 		if next == nil { // nothing was fetched ahead
-			next, err = w.fetch(ctx, false)
+			next, err = w.fetch(ctx)
 		}
 	}
 	return err
@@ -78,22 +83,23 @@ func (w *worker) loop(ctx context.Context) error {
 
 // fetch releases the lock of the last command, if there is one, and takes the lock of the next free
 // item. It waits for that item, and returns nil at the end of the list. If it fetches ahead, it
-// returns nil once the queue is empty, and leaves the guard to the command that runs.
-func (w *worker) fetch(ctx context.Context, ahead bool) (*activeItem, error) {
+// returns nil once the queue is empty or the command that runs has ended, whose lock has to be
+// released, and leaves the guard to that command.
+func (w *worker) fetch(ctx context.Context) (*activeItem, error) {
 	defer w.releaseLast() // also if there is nothing to try for
 	for {
-		next, err := w.pick(ctx, ahead)
+		next, err := w.pick(ctx)
 		if next == nil {
 			return nil, err
 		}
-		if !ahead {
+		if w.ahead == nil {
 			if err := w.readyGuard(); err != nil { // the guard gets ready while the server answers
 				w.forget(next)
 				return nil, err
 			}
 		}
 		tried := w.exchange(next)
-		settled, err := w.settleOrSkip(ctx, next, tried, ahead)
+		settled, err := w.settleOrSkip(ctx, next, tried)
 		if settled {
 			return next, nil
 		}
@@ -126,9 +132,9 @@ func (w *worker) exchange(next *activeItem) (tried error) {
 
 // pick returns the next item to try, or nil if there is none. It skips items that this process is
 // at, and items that it knows to have been run.
-func (w *worker) pick(ctx context.Context, ahead bool) (*activeItem, error) {
+func (w *worker) pick(ctx context.Context) (*activeItem, error) {
 	for {
-		item, ok := w.nextItem(ctx, ahead)
+		item, ok := w.nextItem(ctx)
 		if !ok {
 			return nil, nil
 		}
@@ -142,7 +148,7 @@ func (w *worker) pick(ctx context.Context, ahead bool) (*activeItem, error) {
 			continue
 		default: // the keys differ, but their locks have one number
 			w.pushedBack = &item
-			if ahead {
+			if w.ahead != nil {
 				return nil, nil
 			}
 			w.releaseLast() // which may be the other item's
@@ -168,10 +174,16 @@ func (w *worker) pick(ctx context.Context, ahead bool) (*activeItem, error) {
 }
 
 // nextItem is the item that was pushed back or, without that, the next in the queue. If the queue is
-// empty, nextItem releases the last command's lock, and waits. If it fetches ahead, it doesn't wait.
-// Once ctx has ended there is no next item.
-func (w *worker) nextItem(ctx context.Context, ahead bool) (item string, ok bool) {
+// empty, nextItem releases the last command's lock, and waits. If it fetches ahead, it doesn't wait,
+// and there is no next item once the command that runs has ended. Nor is there one once ctx has
+// ended.
+func (w *worker) nextItem(ctx context.Context) (item string, ok bool) {
 	defer func() { ok = ok && ctx.Err() == nil }()
+	select {
+	case <-w.ahead:
+		return "", false
+	default:
+	}
 	if back := w.pushedBack; back != nil {
 		w.pushedBack = nil
 		return *back, true
@@ -182,7 +194,7 @@ func (w *worker) nextItem(ctx context.Context, ahead bool) (item string, ok bool
 	default:
 	}
 	w.releaseLast()
-	if !ahead {
+	if w.ahead == nil {
 		item, ok = <-w.queue
 	}
 	return item, ok
@@ -192,7 +204,7 @@ func (w *worker) nextItem(ctx context.Context, ahead bool) (item string, ok bool
 // draws the token. Otherwise it skips the item. tried is the error of the try. settleOrSkip doesn't
 // wait ahead of time, since the end of the command that runs would be neither recorded nor announced
 // meanwhile: it pushes the item back.
-func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tried error, ahead bool) (settled bool, err error) {
+func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tried error) (settled bool, err error) {
 	switch {
 	case tried != nil:
 		return false, w.skipIfBarred(it, tried)
@@ -205,12 +217,16 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tried error, 
 		failed := it.attempt.GiveBack()
 		return false, cmp.Or(err, failed)
 	}
-	if ahead && it.attempt.Delayed() {
-		w.pushedBack = &it.item
-		return false, it.attempt.PutOff()
+	settle := it.attempt.Settle
+	if w.ahead != nil {
+		settle = it.attempt.SettleAtOnce
 	}
-	held, err := it.attempt.Settle(ctx)
-	if err != nil {
+	held, err := settle(ctx)
+	switch {
+	case errors.Is(err, lock.ErrDelayed):
+		w.pushedBack = &it.item
+		return false, nil
+	case err != nil:
 		return false, w.skipIfBarred(it, err)
 	}
 	it.run = w.newRun(it, held)
@@ -338,10 +354,13 @@ const aheadMost = 20 * time.Millisecond
 
 // releaseBeside releases the last command's lock, beside the command that starts next. In the first
 // pass, after a brief command, it fetches the next item's lock, too. The caller has to receive what
-// it got.
-func (w *worker) releaseBeside(ctx context.Context) <-chan fetched {
+// it got. ended is closed when that command has ended.
+func (w *worker) releaseBeside(ctx context.Context, ended <-chan struct{}) <-chan fetched {
 	got := make(chan fetched)
 	ahead := w.brief && !w.returning && !w.cfg.Lock.Session.Transaction // with transactions a worker has one lock at a time
+	if ahead {
+		w.ahead = ended
+	}
 	go func() {
 		if ahead {
 			w.fetchAhead(ctx, got)
@@ -356,7 +375,7 @@ func (w *worker) releaseBeside(ctx context.Context) <-chan fetched {
 // fetchAhead fetches the next item's lock, and gives it back if the command doesn't end
 // within aheadMost.
 func (w *worker) fetchAhead(ctx context.Context, got chan<- fetched) {
-	next, err := w.fetch(ctx, true)
+	next, err := w.fetch(ctx)
 	if next != nil {
 		wanted := time.NewTimer(aheadMost)
 		defer wanted.Stop()

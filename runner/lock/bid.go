@@ -25,6 +25,8 @@ type bid struct {
 	delayed bool    // a delay has begun since the first grant
 	drawn           // the token, once it is drawn
 
+	mustNotWait bool // a delay is an error: ErrDelayed
+
 	coversEarlier bool       // a clean end means that the commands of all earlier holders are dead, too
 	prefers       string     // the host that is to have the lock next, or nothing
 	end           ledger.End // of the command

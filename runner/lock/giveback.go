@@ -20,7 +20,7 @@ import (
 //	giveBackAndLeave   the same, and it leaves the line            the same
 //	freeRejected       the server has rejected a list's query      nothing
 //
-// Attempt's GiveBack and PutOff use whichever of the first two fits.
+// Attempt's GiveBack uses whichever of the first two fits.
 
 // giveBack frees locks under which no command was started.
 func (b *bid) giveBack(ctx context.Context) error {

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
@@ -49,9 +50,6 @@ func (a *Attempt) id() lockkey.ID { return a.bid.cfg.Claim.IDs[0] }
 // Granted says whether the list has the lock.
 func (a *Attempt) Granted() bool { return a.bid.complete() }
 
-// Delayed says whether Settle will hold the lock, which was granted, for some time without a command.
-func (a *Attempt) Delayed() bool { return a.bid.reviewGrants() > 0 }
-
 // Settle prepares a lock that was granted for the start of its command (bid.settle). If that fails,
 // the lock is free: others still work in this session.
 func (a *Attempt) Settle(ctx context.Context) (*Held, error) {
@@ -69,6 +67,19 @@ func (a *Attempt) Settle(ctx context.Context) (*Held, error) {
 	a.checkTimer = time.AfterFunc(checkAfter, a.checkForStepDown)
 	return h, nil
 }
+
+// SettleAtOnce is Settle if the command may start at once. Otherwise it returns ErrDelayed, and the
+// lock is free. If the list listens to what happens to that, it goes on, so that the next attempt
+// knows what this one knew.
+func (a *Attempt) SettleAtOnce(ctx context.Context) (*Held, error) {
+	a.bid.mustNotWait = true
+	h, err := a.Settle(ctx)
+	a.kept = errors.Is(err, ErrDelayed) && a.bid.listener.on
+	return h, err
+}
+
+// ErrDelayed says that a lock would have to be held without a command for some time.
+var ErrDelayed = errors.New("the start of the command has to be delayed")
 
 // show notes how long the lock is held before the command may start, and describes the session
 // anew.
@@ -134,13 +145,6 @@ func (a *Attempt) GiveBack() error {
 	return err
 }
 
-// PutOff gives back a lock that was granted too early. If the list listens to what happens to it, it
-// goes on, so that the next attempt knows what this one knew.
-func (a *Attempt) PutOff() error {
-	a.kept = a.bid.listener.on
-	return a.GiveBack()
-}
-
 func (a *Attempt) giveBack(ctx context.Context) error {
 	if a.held == nil {
 		return a.bid.giveBack(ctx)
@@ -153,7 +157,7 @@ func (a *Attempt) giveBack(ctx context.Context) error {
 }
 
 // Close ends the attempt. The lock is free by now, or was lost. The session stops listening for the
-// item, unless KeepListening or PutOff was called. A second Close, or one after GiveBack, does nothing
+// item, unless KeepListening was called, or SettleAtOnce put the start off. A second Close, or one after GiveBack, does nothing
 // if no other attempt at the item has begun.
 func (a *Attempt) Close() {
 	if a.checkTimer != nil {

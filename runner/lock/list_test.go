@@ -169,9 +169,9 @@ func TestInterruptedItem(t *testing.T) {
 	}
 }
 
-// TestPutOff: an item's holder is seen, and its session is ended. An attempt that is put off leaves
-// that knowledge to the next one, which does not start at once either.
-func TestPutOff(t *testing.T) {
+// TestSettleAtOnce: an item's holder is seen, and its session is ended. An attempt that must not wait
+// leaves that knowledge to the next one, which does not start at once either.
+func TestSettleAtOnce(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(2))
@@ -181,14 +181,30 @@ func TestPutOff(t *testing.T) {
 	tear(t, server, holder)
 	for range 2 {
 		early := takeItem(t, l, cfg, 2, false)
-		if !early.Delayed() {
-			t.Error("it would start at once")
+		if _, err := early.SettleAtOnce(t.Context()); !errors.Is(err, lock.ErrDelayed) {
+			t.Errorf("it starts at once, or fails: %v", err)
 		}
-		if err := early.PutOff(); err != nil {
-			t.Fatal(err)
-		}
+		early.Close()
 	}
 	if held := query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 2 AND objsubid = 1")[0]; held != "0" {
+		t.Error("its lock is still held")
+	}
+}
+
+// TestSettleAtOnceWithLedger: the ledger knows of no end of an item's last run. An attempt that must
+// not wait does not wait for that run's command either.
+func TestSettleAtOnceWithLedger(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	cfg.Observer.Delayed = func(time.Time) { t.Error("it waits") }
+	tear(t, server, acquire(t, cfg))
+	a := takeItem(t, openList(t, cfg), cfg, 7, false)
+	defer a.Close()
+	if _, err := a.SettleAtOnce(t.Context()); !errors.Is(err, lock.ErrDelayed) {
+		t.Errorf("it starts at once, or fails: %v", err)
+	}
+	if held := query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND objsubid = 1")[0]; held != "0" {
 		t.Error("its lock is still held")
 	}
 }
@@ -212,10 +228,11 @@ func TestKeptForAnotherKey(t *testing.T) {
 	}
 	cfg.Claim.Keys = []string{"run"}
 	a := takeItem(t, l, cfg, 2, true)
-	if a.Delayed() {
-		t.Error("it has not heard that the holder's end was clean")
+	h, err := a.SettleAtOnce(t.Context())
+	if err != nil {
+		t.Fatalf("it has not heard that the holder's end was clean: %v", err)
 	}
-	ended(settleItem(t, a), ledger.OK)
+	ended(h, ledger.OK)
 	if released, _ := l.Exchange(a, nil); released != nil {
 		t.Fatal(released)
 	}

@@ -164,9 +164,12 @@ func (b *bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 }
 
 // beginDelay drops the token, since the start after the delay needs a later one, shows others that
-// the command has not started, and when it will, and leaves the line.
+// the command has not started, and when it will, and leaves the line. Every delay begins here.
 func (b *bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.dropDraw(ctx)
+	if b.mustNotWait {
+		return ErrDelayed
+	}
 	b.delayed = true
 	d := b.cfg.describe()
 	d.Delay, d.Since = delay, time.Now()
