@@ -1,6 +1,8 @@
 package evidence
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -25,6 +27,39 @@ func TestSessionIsGone(t *testing.T) {
 	h.says(speaker, Dead, 5)
 	h.NoteRole(speaker, theirs)
 	h.wants("a dead of the role that the holder had", 0, true)
+}
+
+// TestNumberReused: a session that was seen with the lock is gone, and a while later a stranger's has
+// its number. The stranger's word does not count as that of the role which the number had.
+func TestNumberReused(t *testing.T) {
+	all := func(a *Announcement) { a.Token = 1 << 62 }
+	for _, role := range []uint32{ours, theirs} {
+		for name, tt := range map[string]struct {
+			sent  time.Duration // before the word
+			asked uint32        // the role of who says it
+			delay time.Duration
+		}{
+			"its own word, just late": {sent: 0, delay: 0},
+			"a stranger":              {sent: time.Minute, asked: nobody, delay: theirDelay},
+			"a session that is gone":  {sent: time.Minute, asked: 0, delay: theirDelay},
+			"another of its role":     {sent: time.Minute, asked: role, delay: 0},
+		} {
+			h := newTold(t)
+			h.looks(holds(holder, role, 5))
+			h.says(speaker, Started, 9)
+			h.NoteRole(speaker, role)
+			h.shows(-tt.sent, holds(speaker, role, 9))
+			h.says(holder, Clean, 9, all)
+			if tt.sent > 0 {
+				h.wants(name+", before its role is known", theirDelay, true)
+				if wanted := h.RolesWanted(); !slices.Contains(wanted, holder) {
+					t.Errorf("%s: the roles of %v are wanted", name, wanted)
+				}
+				h.NoteRole(holder, tt.asked)
+			}
+			h.wants(fmt.Sprintf("%s, role %d", name, role), tt.delay, true)
+		}
+	}
 }
 
 // TestConfirmedLate: a start counts with its holder's settings as soon as its session is known, whether it

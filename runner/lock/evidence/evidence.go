@@ -103,6 +103,16 @@ type lastEnd struct {
 type peer struct {
 	role   uint32 // 0: not known
 	heldAt int    // seq when a look last showed that it holds the lock; 0: none did
+	// missed is when the first look was sent that didn't show it any more, or 0. It has no lock then, and
+	// may be gone.
+	missed boottime.Instant
+}
+
+// isGone says whether a session that speaks at this time may be another one, with the number of a
+// peer that is gone: it is a while since a look has missed that. (A word that the peer has said just
+// before it freed the lock may arrive after such a look.)
+func (p peer) isGone(at boottime.Instant) bool {
+	return p.missed != 0 && at.Sub(p.missed) > freeAfterClean
 }
 
 // Other sessions can't make the evidence remember more than this.
@@ -154,8 +164,8 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	e.seq++
 	// A peer that is empty means that the session was gone when its role was asked for, or that a look
 	// showed none. It said this earlier, or another session has its number now, so the role has to
-	// be asked for again.
-	if e.peers[pid] == (peer{}) {
+	// be asked for again. So it has to if the session may be gone.
+	if p := e.peers[pid]; p == (peer{}) || p.isGone(boottime.Now()) {
 		delete(e.peers, pid)
 	}
 	switch a.Word {
@@ -233,9 +243,13 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID) {
 	defer e.mu.Unlock()
 	e.seq++
 	e.ownRole = cmp.Or(l.Role, e.ownRole)
-	for pid := range e.peers { // the server reuses the numbers of sessions
-		if !slices.ContainsFunc(e.starts, func(s knownStart) bool { return s.pid == pid }) {
+	for pid, p := range e.peers { // the server reuses the numbers of sessions
+		switch {
+		case !slices.ContainsFunc(e.starts, func(s knownStart) bool { return s.pid == pid }):
 			delete(e.peers, pid)
+		case p.missed == 0 && l.showsAll():
+			p.missed = l.Sent // unless it is shown: see below
+			e.peers[pid] = p
 		}
 	}
 	for _, w := range l.Line {

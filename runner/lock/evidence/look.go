@@ -82,6 +82,9 @@ ORDER BY l.place NULLS FIRST, l.pid LIMIT %[6]d`,
 		advisory.IsMarkSQL, advisory.IsTicketSQL)
 }
 
+// showsAll says whether the look lists every holder of its locks.
+func (l *Look) showsAll() bool { return len(l.Holders)+len(l.Line) < mostSeats }
+
 // The columns of a row of LookQuery: those of a seat, and then those that are the same in every
 // row. lookWidth is their number.
 const (
