@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -59,7 +60,7 @@ func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, 
 	r := &StepDownRequest{client: client, stop: stop, done: make(chan struct{})}
 	var tries []string
 	for _, id := range locks {
-		tries = append(tries, advisory.StepDownOf(id).TryXactSQL())
+		tries = append(tries, advisory.StepDownOf(id).TryXactSQL()+"::int") // an AND would stop at the first that is taken
 	}
 	if err := r.take(ctx, tries); err != nil {
 		stop()
@@ -77,8 +78,8 @@ func (r *StepDownRequest) take(ctx context.Context, tries []string) error {
 		return err
 	}
 	for began := time.Now(); ; {
-		rows, err := r.client.Query(ctx, "SELECT "+strings.Join(tries, " AND "))
-		if err != nil || rows.Is("t") || time.Since(began) > time.Second {
+		rows, err := r.client.Query(ctx, "SELECT "+strings.Join(tries, " + "))
+		if err != nil || rows.Is(strconv.Itoa(len(tries))) || time.Since(began) > time.Second {
 			return err
 		}
 		if !pace.Sleep(ctx, askAgain) {

@@ -106,6 +106,26 @@ func TestStepDownWays(t *testing.T) {
 	}
 }
 
+// TestStepDownOfSeveral: a request to several holders reaches all of them, although another request has
+// the first one's lock all the time.
+func TestStepDownOfSeveral(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(2))
+	h := acquire(t, cfg)
+	run(t, plain(t, server.DSN("postgres")), "SELECT "+advisory.StepDownOf(id(1)).TrySQL())
+	r, err := lock.AskToStepDown(t.Context(), cfg.Session, []lockkey.ID{id(1), id(2)}, "me", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	select {
+	case <-h.StepDowns():
+	case <-time.After(longest):
+		t.Fatal("the request is not heard")
+	}
+}
+
 // TestStepDownSilent: a request ends soon after its asker has fallen silent, and the asker is told
 // so when it is back. An older request lasts, although its caller does nothing.
 func TestStepDownSilent(t *testing.T) {
