@@ -32,7 +32,11 @@ func (o *options) prepare(cmd *cobra.Command, args []string, example string) (ru
 		return runner.Config{}, err
 	}
 	o.configureUI(keys)
-	cfg, err := o.config(cmd, claim, keys, args, "leading")
+	work := "running"
+	if cmd.Name() == "lead" {
+		work = "leading"
+	}
+	cfg, err := o.config(cmd, claim, keys, args, work)
 	if missing, ok := errors.AsType[*child.LookupError](err); ok {
 		o.noteMissing(cmd, claim, missing)
 	}

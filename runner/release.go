@@ -71,11 +71,16 @@ func (r *run) reportEnded() {
 	r.untilSignal(func(ctx context.Context) { lock.ReportEnded(ctx, r.held) })
 }
 
-// untilSignal calls f with a context that ends when a signal asks this process to end. The call may
-// take as long as the lock-delay.
+// untilSignal calls f with a context that ends when a signal asks this process to end or, if one
+// already has, after LateMost. The call may take as long as the lock-delay.
 func (r *run) untilSignal(f func(context.Context)) {
 	ctx, taker := interruptible(r.signals)
-	f(ctx)
+	bounded, cancel := ctx, func() {}
+	if r.asked.Has(BySignal) {
+		bounded, cancel = context.WithTimeout(ctx, lock.LateMost)
+	}
+	defer cancel()
+	f(bounded)
 	r.stopTaking(ctx, taker)
 }
 

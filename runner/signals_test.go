@@ -7,8 +7,11 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/lock"
 )
 
 // TestSignalTaker has signals come before the command starts, while it is being
@@ -75,6 +78,30 @@ func TestUntilSignal(t *testing.T) {
 			t.Errorf("the run's context: %v; asked by %v", ctx.Err(), r.asked)
 		}
 	})
+}
+
+// TestUntilSignalAfterSignal: a signal that came before a report leaves it LateMost, and the next one
+// ends it.
+func TestUntilSignalAfterSignal(t *testing.T) {
+	for _, second := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			signals, began := make(chan os.Signal, 64), time.Now()
+			r := &run{signals: signals, asked: BySignal}
+			r.untilSignal(func(ctx context.Context) {
+				if second {
+					signals <- unix.SIGTERM
+				}
+				<-ctx.Done()
+			})
+			want := lock.LateMost
+			if second {
+				want = 0
+			}
+			if took := time.Since(began); took != want {
+				t.Errorf("second signal %t: the report ends after %v, want %v", second, took, want)
+			}
+		})
+	}
 }
 
 // TestSignalIsKeptOrEnds: when keep returns while a signal comes, the signal has ended the context,

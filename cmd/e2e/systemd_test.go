@@ -104,6 +104,8 @@ func TestNotify(t *testing.T) {
 		"run", "--key", "notify/2", "--wait", "forever", "--", "true")
 	endStanding()
 	endDelayed()
+	tells(`^READY=1\nSTATUS=running since `+at+`$`, "run", "--key", "notify/3", "--", "sleep", "1h")()
+	expect("^STOPPING=1\n")
 	away := command(t, "lead", "--key", "notify", "--first-delay", "0", "--dsn", "host=/nosuch", "--", "true")
 	away.Env = append(away.Env, "NOTIFY_SOCKET="+socket)
 	if err := away.Start(); err != nil {
