@@ -299,9 +299,10 @@ BEGIN
 END $$;
 
 -- finish_1 notes the end of a run of one lock, whose command has been dead for p_ago. It needs no
--- lock, only the token, and the role that started the run. It doesn't use greatest, least, or IN
+-- lock, only the token, and the role that started the run. A run that was stopped before its command
+-- began was none, and leaves no row in pglead.run. The function doesn't use greatest, least, or IN
 -- with a variable: the first of them in a session makes the server look through all operator
--- classes for the type, which would take a fifth of the function's time.
+-- classes for the type, which would take a fifth of its time.
 CREATE OR REPLACE FUNCTION pglead.finish_1(p_number bigint, p_sub smallint, p_token bigint, p_outcome text, p_status integer, p_ago interval) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 	WITH ended AS (
@@ -314,10 +315,11 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 		WHERE number = p_number AND sub = p_sub AND token = p_token
 			AND started IS NOT NULL AND ended IS NULL AND role = session_user AND p_ago >= '0'
 			AND p_outcome IN ('ok', 'failed', 'timeout', 'lost', 'killed', 'stopped')
-		RETURNING number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
-	INSERT INTO pglead.run (number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
-	SELECT * FROM ended ON CONFLICT DO NOTHING
-	RETURNING token
+		RETURNING number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited),
+	noted AS (
+		INSERT INTO pglead.run (number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
+		SELECT * FROM ended WHERE outcome <> 'stopped' OR status IS NOT NULL ON CONFLICT DO NOTHING)
+	SELECT token FROM ended
 $$;
 
 -- tidy_1 is called after the end of a reader, and now and then after that of any run. It makes the
