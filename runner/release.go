@@ -72,12 +72,12 @@ func (r *run) reportEnded() {
 }
 
 // untilSignal calls f with a context that ends when a signal asks this process to end or, if one
-// already has, after LateMost. The call may take as long as the lock-delay.
+// already has, after PatienceAtEnd. The call may take as long as the lock-delay.
 func (r *run) untilSignal(f func(context.Context)) {
 	ctx, taker := interruptible(r.signals)
 	bounded, cancel := ctx, func() {}
 	if r.asked.Has(BySignal) {
-		bounded, cancel = context.WithTimeout(ctx, lock.LateMost)
+		bounded, cancel = context.WithTimeout(ctx, lock.PatienceAtEnd)
 	}
 	defer cancel()
 	f(bounded)

@@ -80,7 +80,7 @@ func TestUntilSignal(t *testing.T) {
 	})
 }
 
-// TestUntilSignalAfterSignal: a signal that came before a report leaves it LateMost, and the next one
+// TestUntilSignalAfterSignal: a signal that came before a report leaves it PatienceAtEnd, and the next one
 // ends it.
 func TestUntilSignalAfterSignal(t *testing.T) {
 	for _, second := range []bool{false, true} {
@@ -93,7 +93,7 @@ func TestUntilSignalAfterSignal(t *testing.T) {
 				}
 				<-ctx.Done()
 			})
-			want := lock.LateMost
+			want := lock.PatienceAtEnd
 			if second {
 				want = 0
 			}
