@@ -15,8 +15,8 @@ import (
 // startCommand has the guard start the command. If the guard was killed before that, perhaps
 // because memory is short, a second guard starts the command.
 func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
-	cfg := r.childConfig()
-	c, err := r.guard.StartCommand(ctx, cfg)
+	req := r.startRequest()
+	c, err := r.guard.StartCommand(ctx, req)
 	if !errors.Is(err, child.ErrNotStarted) {
 		return c, err
 	}
@@ -24,14 +24,14 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 	if r.guard, err = r.newGuard(r.held.Session); err != nil {
 		return nil, err
 	}
-	return r.guard.StartCommand(ctx, cfg)
+	return r.guard.StartCommand(ctx, req)
 }
 
-// childConfig says what the guard starts, and how that ends.
-func (r *run) childConfig() child.Config {
+// startRequest says what the guard starts, and how that ends.
+func (r *run) startRequest() child.Request {
 	lease := r.cfg.Lock.Session.Lease
 	release, endsSession := r.held.EncodedRelease()
-	return child.Config{
+	return child.Request{
 		Path: r.cfg.Path, Args: r.cfg.Command, Env: r.environment(),
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.Lock.LostGrace, MostGrace: leasetime.MostGrace(lease), GuardPatience: guardPatience(lease),

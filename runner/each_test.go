@@ -186,8 +186,8 @@ func TestSharedConnection(t *testing.T) {
 		if settled, err := w.settleOrSkip(t.Context(), it, nil); !settled {
 			t.Fatal(err)
 		}
-		if cfg := it.run.childConfig(); cfg.SharesSocket != tt.shares || cfg.SocketLinger != tt.linger {
-			t.Errorf("%+v: shares %t, for %v", tt, cfg.SharesSocket, cfg.SocketLinger)
+		if req := it.run.startRequest(); req.SharesSocket != tt.shares || req.SocketLinger != tt.linger {
+			t.Errorf("%+v: shares %t, for %v", tt, req.SharesSocket, req.SocketLinger)
 		}
 		w.giveBack(it)
 	}

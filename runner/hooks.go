@@ -101,7 +101,7 @@ func (p *process) runHook(env []string, command string, warn func(what string)) 
 	if err != nil {
 		return err
 	}
-	c, err := g.StartCommand(context.Background(), child.Config{
+	c, err := g.StartCommand(context.Background(), child.Request{
 		// The hook doesn't share the command's standard input and output.
 		Path: shell, Args: []string{"sh", "-c", "exec </dev/null >&2\n" + command},
 		Env: env, Deadline: boottime.Now().Add(hookMost),

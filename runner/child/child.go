@@ -29,8 +29,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// Config is what to run and until when.
-type Config struct {
+// Request says what to start, and how that ends.
+type Request struct {
 	Path string // from Lookup
 	Args []string
 	Env  []string
@@ -78,14 +78,14 @@ type Config struct {
 
 // killAt is when the tree gets SIGKILL if the lock is lost now. However long the LostGrace is, that
 // is before the server's lease is over, after which somebody else may get the lock.
-func (cfg *Config) killAt(deadline boottime.Instant) boottime.Instant {
-	return min(boottime.Now().Add(cfg.LostGrace), deadline.Add(cfg.MostGrace))
+func (req *Request) killAt(deadline boottime.Instant) boottime.Instant {
+	return min(boottime.Now().Add(req.LostGrace), deadline.Add(req.MostGrace))
 }
 
 // Child is a command under a guard, and all the processes below it.
 type Child struct {
 	guard  *Guard
-	cfg    Config
+	req    Request
 	pid    int // the command's
 	born   boottime.Instant
 	events chan Event
@@ -229,8 +229,8 @@ func (c *Child) TellLost() {
 	c.mu.Lock()
 	deadline := c.renewed
 	c.mu.Unlock()
-	grace := max(0, boottime.Until(c.cfg.killAt(deadline)))
-	time.AfterFunc(grace+c.cfg.GuardPatience, c.killGuard)
+	grace := max(0, boottime.Until(c.req.killAt(deadline)))
+	time.AfterFunc(grace+c.req.GuardPatience, c.killGuard)
 }
 
 // order gives the guard an order. It returns false if the command is dead.

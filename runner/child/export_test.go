@@ -25,10 +25,10 @@ func Listed(gs *Guards) []int {
 
 // AskToStart asks a guard to start a command, as StartCommand does in a process that is stopped after
 // it has looked at the time, and ends the guard.
-func AskToStart(g *Guard, cfg Config) error {
-	err := writeMessage(g.control, msgStart, g.request(cfg))
+func AskToStart(g *Guard, req Request) error {
+	err := writeMessage(g.control, msgStart, g.request(req))
 	if err == nil {
-		_, _, err = g.awaitStart(&startAnswer{}, cfg)
+		_, _, err = g.awaitStart(&startAnswer{}, req)
 	}
 	g.hangUp()
 	g.reap()
@@ -37,10 +37,10 @@ func AskToStart(g *Guard, cfg Config) error {
 
 // VanishUntold starts a command, and does what the guard would see if this process died when the
 // command is dead, and the report of that unread.
-func VanishUntold(g *Guard, cfg Config) error {
-	err := writeMessage(g.control, msgStart, g.request(cfg))
+func VanishUntold(g *Guard, req Request) error {
+	err := writeMessage(g.control, msgStart, g.request(req))
 	if err == nil {
-		_, _, err = g.awaitStart(&startAnswer{}, cfg)
+		_, _, err = g.awaitStart(&startAnswer{}, req)
 	}
 	if err == nil {
 		var raw syscall.RawConn
@@ -57,11 +57,11 @@ func VanishUntold(g *Guard, cfg Config) error {
 }
 
 // VanishStarting does what the guard would see if this process died while it starts a command.
-func VanishStarting(g *Guard, cfg Config) error {
+func VanishStarting(g *Guard, req Request) error {
 	if err := unix.Kill(g.pid, unix.SIGSTOP); err != nil {
 		return err
 	}
-	err := writeMessage(g.control, msgStart, g.request(cfg))
+	err := writeMessage(g.control, msgStart, g.request(req))
 	g.hangUp()
 	_ = unix.Kill(g.pid, unix.SIGCONT)
 	g.reap()

@@ -85,7 +85,7 @@ type guardProcess struct {
 // commandTree is what a guard knows of one command and all that it started. It is made anew for
 // each command, so nothing of the previous one is left.
 type commandTree struct {
-	req    Config
+	req    Request
 	report doneReport
 
 	// The command:

@@ -55,7 +55,7 @@ func (g *guardProcess) receive() bool {
 	if err != nil && g.pid != 0 {
 		g.releaseUntold(err) // of the previous command
 	}
-	var req Config
+	var req Request
 	if err != nil || k != msgStart || req.decode(body) != nil {
 		return false
 	}

@@ -86,7 +86,7 @@ func play(role string, args []string) int {
 		}
 		g, err := guards.Start(nil)
 		if err == nil && args[1] == "run" {
-			_, err = g.StartCommand(context.Background(), roleConfig(child.Config{LostGrace: time.Hour, MostGrace: time.Hour}, "deaf", args[0]))
+			_, err = g.StartCommand(context.Background(), roleRequest(child.Request{LostGrace: time.Hour, MostGrace: time.Hour}, "deaf", args[0]))
 		}
 		if err != nil {
 			panic(err)
@@ -165,29 +165,29 @@ func newGuard(tb testing.TB, socket syscall.Conn) *child.Guard {
 	return g
 }
 
-func startRole(t *testing.T, cfg child.Config, role string, args ...string) *child.Child {
+func startRole(t *testing.T, req child.Request, role string, args ...string) *child.Child {
 	t.Helper()
-	return startRoleWith(t, nil, cfg, role, args...)
+	return startRoleWith(t, nil, req, role, args...)
 }
 
-// roleConfig is cfg for a command that is one of this test binary's roles.
-func roleConfig(cfg child.Config, role string, args ...string) child.Config {
-	cfg.Path = "/proc/self/exe"
-	cfg.Args = append([]string{"command"}, args...)
-	cfg.Env = append(os.Environ(), "CHILD_TEST_ROLE="+role)
-	if cfg.Deadline == 0 {
-		cfg.Deadline = far()
+// roleRequest is req for a command that is one of this test binary's roles.
+func roleRequest(req child.Request, role string, args ...string) child.Request {
+	req.Path = "/proc/self/exe"
+	req.Args = append([]string{"command"}, args...)
+	req.Env = append(os.Environ(), "CHILD_TEST_ROLE="+role)
+	if req.Deadline == 0 {
+		req.Deadline = far()
 	}
-	if cfg.GuardPatience == 0 {
-		cfg.GuardPatience = 2 * time.Second
+	if req.GuardPatience == 0 {
+		req.GuardPatience = 2 * time.Second
 	}
-	return cfg
+	return req
 }
 
-func startRoleWith(t *testing.T, socket syscall.Conn, cfg child.Config, role string, args ...string) *child.Child {
+func startRoleWith(t *testing.T, socket syscall.Conn, req child.Request, role string, args ...string) *child.Child {
 	t.Helper()
 	g := newGuard(t, socket)
-	c, err := g.StartCommand(t.Context(), roleConfig(cfg, role, args...))
+	c, err := g.StartCommand(t.Context(), roleRequest(req, role, args...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,15 +202,15 @@ func startRoleWith(t *testing.T, socket syscall.Conn, cfg child.Config, role str
 // child, and the daemons.
 func treeSize(breadth int) int { return breadth + 2 }
 
-func startTree(t *testing.T, cfg child.Config, breadth int) (*child.Child, []int) {
+func startTree(t *testing.T, req child.Request, breadth int) (*child.Child, []int) {
 	t.Helper()
-	return startTreeWith(t, nil, cfg, breadth)
+	return startTreeWith(t, nil, req, breadth)
 }
 
-func startTreeWith(t *testing.T, socket syscall.Conn, cfg child.Config, breadth int) (*child.Child, []int) {
+func startTreeWith(t *testing.T, socket syscall.Conn, req child.Request, breadth int) (*child.Child, []int) {
 	t.Helper()
 	dir := t.TempDir()
-	c := startRoleWith(t, socket, cfg, "tree", dir, strconv.Itoa(breadth))
+	c := startRoleWith(t, socket, req, "tree", dir, strconv.Itoa(breadth))
 	return c, awaitRecords(dir, treeSize(breadth))
 }
 

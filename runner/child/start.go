@@ -51,10 +51,10 @@ var (
 //
 // A guard that is stopped, or hangs, can't make this process keep the lock: StartCommand
 // returns by the deadline, and soon after the end of ctx, unless processes can't be killed
-// (Config.Unkillable).
-func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
+// (Request.Unkillable).
+func (g *Guard) StartCommand(ctx context.Context, req Request) (*Child, error) {
 	g.idle = false
-	if boottime.Now() >= cfg.Deadline {
+	if boottime.Now() >= req.Deadline {
 		g.Close()
 		return nil, ErrTooLate
 	}
@@ -63,7 +63,7 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 		g.wake()
 	}
 	g.used = true
-	pid, born, err := g.requestStart(ctx, cfg)
+	pid, born, err := g.requestStart(ctx, req)
 	var lookup *LookupError
 	switch {
 	case errors.As(err, &lookup), errors.Is(err, ErrTooLate):
@@ -72,7 +72,7 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 	case err != nil:
 		// The guard may have died, or been stopped, after it started the command.
 		g.kill()
-		g.guards.killInPlaceOf(g, cfg.Unkillable)
+		g.guards.killInPlaceOf(g, req.Unkillable)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = errGuardSilent
 			if ctx.Err() != nil {
@@ -82,7 +82,7 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 		return nil, err
 	}
 	c := &Child{
-		guard: g, cfg: cfg, pid: pid, born: born, renewed: cfg.Deadline,
+		guard: g, req: req, pid: pid, born: born, renewed: req.Deadline,
 		events: make(chan Event, 16), done: make(chan struct{}),
 	}
 	go c.listen()
@@ -93,18 +93,18 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 const interruptedPatience = time.Second
 
 // requestStart sends the guard a request to start, and returns its answer.
-func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boottime.Instant, err error) {
+func (g *Guard) requestStart(ctx context.Context, req Request) (pid int, born boottime.Instant, err error) {
 	timeOut := func(after time.Duration) { _ = g.control.SetDeadline(time.Now().Add(after)) }
-	timeOut(boottime.Until(cfg.Deadline))
+	timeOut(boottime.Until(req.Deadline))
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(interrupted)
-		timeOut(min(interruptedPatience, boottime.Until(cfg.Deadline)))
+		timeOut(min(interruptedPatience, boottime.Until(req.Deadline)))
 	})
-	err = writeMessage(g.control, msgStart, g.request(cfg))
+	err = writeMessage(g.control, msgStart, g.request(req))
 	var answer startAnswer
 	if err == nil {
-		pid, born, err = g.awaitStart(&answer, cfg)
+		pid, born, err = g.awaitStart(&answer, req)
 	}
 	// EPIPE: the guard's end was closed before the request was whole. ECONNRESET: it was closed
 	// while a part of the request was unread, as Linux says of such a socket (unix_release_sock).
@@ -121,19 +121,19 @@ func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boo
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		// If this process was stopped, the answer has arrived by now.
 		timeOut(10 * time.Millisecond)
-		pid, born, err = g.awaitStart(&answer, cfg)
+		pid, born, err = g.awaitStart(&answer, req)
 	}
 	_ = g.control.SetDeadline(time.Time{})
 	return pid, born, err
 }
 
-func (g *Guard) request(cfg Config) []byte {
-	cfg.KeepGuard = cfg.KeepGuard && g.guards.reusable()
-	return cfg.encode()
+func (g *Guard) request(req Request) []byte {
+	req.KeepGuard = req.KeepGuard && g.guards.reusable()
+	return req.encode()
 }
 
 // awaitStart reads the answer to a start request, or the rest of it.
-func (g *Guard) awaitStart(answer *startAnswer, cfg Config) (pid int, born boottime.Instant, err error) {
+func (g *Guard) awaitStart(answer *startAnswer, req Request) (pid int, born boottime.Instant, err error) {
 	k, n, born, err := answer.read(g.control)
 	switch {
 	case err != nil:
@@ -145,11 +145,11 @@ func (g *Guard) awaitStart(answer *startAnswer, cfg Config) (pid int, born boott
 		errno := syscall.Errno(n)
 		missing := errno == syscall.ENOENT
 		if missing {
-			if err := interpreted(cfg.Path); err != nil {
+			if err := interpreted(req.Path); err != nil {
 				return 0, 0, err
 			}
 		}
-		return 0, 0, &LookupError{Name: cfg.Args[0], NotFound: missing, err: errno}
+		return 0, 0, &LookupError{Name: req.Args[0], NotFound: missing, err: errno}
 	case k != msgStarted:
 		return 0, 0, errors.New("the guard process answers nonsense")
 	}

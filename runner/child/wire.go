@@ -21,7 +21,7 @@ type kind byte
 
 const (
 	// from pglead
-	msgStart  kind = 'S' // a Config
+	msgStart  kind = 'S' // a Request
 	msgSignal kind = 'G' // int64: a signal for the command
 	msgKill   kind = 'K' // kill the tree
 	msgLost   kind = 'L' // the lock is lost: kill the tree, after the grace
@@ -108,22 +108,22 @@ func number(body []byte) int64 {
 	return int64(binary.BigEndian.Uint64(body))
 }
 
-// startNumbers are the fields of a Config that have a fixed size.
+// startNumbers are the fields of a Request that have a fixed size.
 type startNumbers struct {
 	Deadline                                                      boottime.Instant
 	LostGrace, MostGrace, SocketLinger                            time.Duration
 	WaitForLeftovers, ReleaseEndsSession, SharesSocket, KeepGuard bool
 }
 
-// encode is a request to start. It has the command's argv and environment, since ps shows the
+// encode is the request as a message. It has the command's argv and environment, since ps shows the
 // guard's own arguments, and the guard's own environment is for its Go runtime. GuardPatience does
 // not go over the wire: only pglead needs it.
-func (cfg *Config) encode() []byte {
+func (req *Request) encode() []byte {
 	b, _ := binary.Append(nil, binary.BigEndian, startNumbers{
-		cfg.Deadline, cfg.LostGrace, cfg.MostGrace, cfg.SocketLinger,
-		cfg.WaitForLeftovers, cfg.ReleaseEndsSession, cfg.SharesSocket, cfg.KeepGuard,
+		req.Deadline, req.LostGrace, req.MostGrace, req.SocketLinger,
+		req.WaitForLeftovers, req.ReleaseEndsSession, req.SharesSocket, req.KeepGuard,
 	})
-	for _, list := range [][]string{{cfg.Path, string(cfg.Release)}, cfg.Args, cfg.Env} {
+	for _, list := range [][]string{{req.Path, string(req.Release)}, req.Args, req.Env} {
 		b = binary.AppendUvarint(b, uint64(len(list)))
 		for _, s := range list {
 			b = binary.AppendUvarint(b, uint64(len(s)))
@@ -135,7 +135,7 @@ func (cfg *Config) encode() []byte {
 
 var errMalformed = errors.New("malformed message")
 
-func (cfg *Config) decode(b []byte) error {
+func (req *Request) decode(b []byte) error {
 	var n startNumbers
 	used, err := binary.Decode(b, binary.BigEndian, &n)
 	if err != nil {
@@ -143,7 +143,7 @@ func (cfg *Config) decode(b []byte) error {
 	}
 	b = b[used:]
 	var single []string
-	for _, list := range []*[]string{&single, &cfg.Args, &cfg.Env} {
+	for _, list := range []*[]string{&single, &req.Args, &req.Env} {
 		count, used := binary.Uvarint(b)
 		if used <= 0 || count > uint64(len(b)) {
 			return errMalformed
@@ -162,9 +162,9 @@ func (cfg *Config) decode(b []byte) error {
 	if len(single) != 2 || len(b) != 0 {
 		return errMalformed
 	}
-	cfg.Deadline, cfg.LostGrace, cfg.MostGrace, cfg.SocketLinger = n.Deadline, n.LostGrace, n.MostGrace, n.SocketLinger
-	cfg.WaitForLeftovers, cfg.ReleaseEndsSession, cfg.SharesSocket, cfg.KeepGuard = n.WaitForLeftovers, n.ReleaseEndsSession, n.SharesSocket, n.KeepGuard
-	cfg.Path, cfg.Release = single[0], []byte(single[1])
+	req.Deadline, req.LostGrace, req.MostGrace, req.SocketLinger = n.Deadline, n.LostGrace, n.MostGrace, n.SocketLinger
+	req.WaitForLeftovers, req.ReleaseEndsSession, req.SharesSocket, req.KeepGuard = n.WaitForLeftovers, n.ReleaseEndsSession, n.SharesSocket, n.KeepGuard
+	req.Path, req.Release = single[0], []byte(single[1])
 	return nil
 }
 

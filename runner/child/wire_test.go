@@ -11,7 +11,7 @@ import (
 )
 
 func TestStartRequestSurvivesTheWire(t *testing.T) {
-	for _, want := range []Config{
+	for _, want := range []Request{
 		{Path: "/bin/true", Args: []string{"true"}, Env: []string{}, Release: []byte{}},
 		{
 			Path: "/bin/echo", Args: []string{"echo", "", "a\nb", "日本"}, Env: []string{"A=1", "B="}, Deadline: 1 << 60, LostGrace: 5, MostGrace: 4,
@@ -26,7 +26,7 @@ func TestStartRequestSurvivesTheWire(t *testing.T) {
 		if err != nil || k != msgStart {
 			t.Fatalf("read %c: %v", k, err)
 		}
-		var got Config
+		var got Request
 		if err := got.decode(body); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v became %+v, %v", want, got, err)
 		}
@@ -35,13 +35,13 @@ func TestStartRequestSurvivesTheWire(t *testing.T) {
 
 // FuzzDecode: whatever arrives, decoding neither panics nor invents anything.
 func FuzzDecode(f *testing.F) {
-	f.Add((&Config{Path: "/bin/true", Args: []string{"true"}, Env: []string{"A=1"}}).encode())
+	f.Add((&Request{Path: "/bin/true", Args: []string{"true"}, Env: []string{"A=1"}}).encode())
 	f.Add((&doneReport{Result{Ending: ByOrder, Status: 9, Killed: 3}, 1}).encode())
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, body []byte) {
-		var req Config
+		var req Request
 		if req.decode(body) == nil {
-			var again Config
+			var again Request
 			if err := again.decode(req.encode()); err != nil || !reflect.DeepEqual(req, again) {
 				t.Errorf("%+v became %+v, %v", req, again, err)
 			}
