@@ -36,7 +36,7 @@ func (r *run) startRequest() child.Request {
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.Lock.LostGrace, MostGrace: leasetime.MostGrace(lease), GuardPatience: guardPatience(lease),
 		Release: release, ReleaseEndsSession: endsSession,
-		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSocket, KeepGuard: r.keepsGuard,
+		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSocket, KeepGuard: r.keepGuard,
 		Unkillable: func(names string) { r.nameUnkillable(names, r.held.Err() != nil) },
 	}
 }

@@ -279,7 +279,7 @@ func (w *worker) newRun(it *activeItem, held *lock.Held) *run {
 	cfg.Lock.Observer = w.observer(it.ID)
 	return &run{
 		process: w.process, cfg: cfg, log: it.log, signals: it.signals, held: held,
-		keepsGuard: true, sharesSocket: w.common != nil && w.cfg.Parallel > 1,
+		keepGuard: true, sharesSocket: w.common != nil && w.cfg.Parallel > 1,
 	}
 }
 

@@ -47,7 +47,7 @@ type run struct {
 	held         *lock.Held
 	waited       time.Duration // for the lock; 0 for an item of a list
 	guard        *child.Guard
-	keepsGuard   bool         // for the next command
+	keepGuard    bool         // for the next command
 	sharesSocket bool         // other commands may run in the same session
 	supervision  *supervision // of the command; nil until it has started
 	asked        Asked        // what has asked for the end so far

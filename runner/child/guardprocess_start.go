@@ -78,12 +78,12 @@ func (g *guardProcess) refuse(why int64, born boottime.Instant) {
 // orphaned while the command's parent, the guard, is in another group of the same session
 // (setpgid(2)). If the guard then ended while pglead is stopped, the group would become orphaned,
 // and the kernel would send SIGHUP to all of it, cron's shell included.
-func (g *guardProcess) leaveSession() (apart bool) {
-	if !g.apart {
+func (g *guardProcess) leaveSession() (left bool) {
+	if !g.leftSession {
 		_, err := unix.Setsid()
-		g.apart = err == nil
+		g.leftSession = err == nil
 	}
-	return g.apart
+	return g.leftSession
 }
 
 // attributes are the system attributes for the start of the command.

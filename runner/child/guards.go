@@ -15,10 +15,10 @@ import (
 // Guards starts guards. When a guard is killed, the processes below it become this
 // process's children, and Guards ends them.
 type Guards struct {
-	input    *os.File                          // the commands' standard input, or nil
-	cgroup   func() string                     // this process's control group
-	reusable func() bool                       // whether guards may have several commands
-	threads  func() (reserved <-chan struct{}) // reserveThreads, once
+	input      *os.File                          // the commands' standard input, or nil
+	cgroup     func() string                     // this process's control group
+	noTerminal func() bool                       // of this process: with one, KeepGuard has no effect
+	threads    func() (reserved <-chan struct{}) // reserveThreads, once
 
 	// mu is held from a guard's start until it is on the list, and during a search for orphans:
 	// otherwise a new guard would look like an orphan.
@@ -43,11 +43,11 @@ func NewGuards(stdin *os.File) (*Guards, error) {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
 	gs := &Guards{
-		input:    stdin,
-		before:   children(nil),
-		cgroup:   sync.OnceValue(ownCgroup),
-		reusable: sync.OnceValue(noTerminal),
-		threads:  sync.OnceValue(reserveThreads),
+		input:      stdin,
+		before:     children(nil),
+		cgroup:     sync.OnceValue(ownCgroup),
+		noTerminal: sync.OnceValue(noTerminal),
+		threads:    sync.OnceValue(reserveThreads),
 	}
 	go gs.cgroup() // in parallel with the connection
 	return gs, nil

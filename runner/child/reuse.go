@@ -8,7 +8,7 @@ package child
 // start and reap the first one, so that nothing is left that could touch the second:
 //
 //	guardProcess.firstInstants   the command was dead within 20 ms, and nothing else happened
-//	guardProcess.untilDead       it exited, and nothing of it is left; the report says Ready
+//	guardProcess.untilDead       it exited, and nothing of it is left; the report says Idle
 //	Child.end                    pglead has sent no order that would reach the next command
 //	Guard.Idle                   pglead uses the guard for the next command
 //	guardProcess.receive         the next command begins anew, with a deadline of its own

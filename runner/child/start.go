@@ -128,7 +128,7 @@ func (g *Guard) requestStart(ctx context.Context, req Request) (pid int, born bo
 }
 
 func (g *Guard) request(req Request) []byte {
-	req.KeepGuard = req.KeepGuard && g.guards.reusable()
+	req.KeepGuard = req.KeepGuard && g.guards.noTerminal()
 	return req.encode()
 }
 
