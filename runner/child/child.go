@@ -76,9 +76,9 @@ type Request struct {
 	Unkillable func(names string)
 }
 
-// killAt is when the tree gets SIGKILL if the lock is lost now. However long the LostGrace is, that
+// graceEnd is when the tree gets SIGKILL if the lock is lost now. However long the LostGrace is, that
 // is before the server's lease is over, after which somebody else may get the lock.
-func (req *Request) killAt(deadline boottime.Instant) boottime.Instant {
+func (req *Request) graceEnd(deadline boottime.Instant) boottime.Instant {
 	return min(boottime.Now().Add(req.LostGrace), deadline.Add(req.MostGrace))
 }
 
@@ -229,7 +229,7 @@ func (c *Child) TellLost() {
 	c.mu.Lock()
 	deadline := c.renewed
 	c.mu.Unlock()
-	grace := max(0, boottime.Until(c.req.killAt(deadline)))
+	grace := max(0, boottime.Until(c.req.graceEnd(deadline)))
 	time.AfterFunc(grace+c.req.GuardPatience, c.killGuard)
 }
 
@@ -250,7 +250,7 @@ func (c *Child) order(k kind, n int64) bool {
 func (c *Child) killGuard() {
 	if !c.excused.Load() {
 		c.late.Store(true)
-		c.guard.kill()
+		c.guard.sigkill()
 		c.guard.hangUp()
 	}
 }

@@ -120,9 +120,9 @@ func LoseTwice(command int, grace time.Duration) (first, second boottime.Instant
 	g := guardProcess{renewals: -1, alarm: alarm, commandTree: newCommandTree()}
 	g.pid, g.deadline, g.req.LostGrace = command, boottime.Now().Add(time.Hour), grace
 	g.endForLoss(ByOrder)
-	first = g.killAt
+	first = g.graceEnd
 	g.endForLoss(SocketClosed)
-	return first, g.killAt
+	return first, g.graceEnd
 }
 
 // ReapInKill reaps this process's dead children as a guard does that kills, and returns how many it

@@ -99,7 +99,7 @@ func (g *Guard) spawn(socket syscall.Conn) error {
 func (g *Guard) Close() {
 	g.idle = false
 	g.hangUp()
-	g.kill()
+	g.sigkill()
 	g.reap()
 	removeCgroup(g.cgroup)
 }
@@ -182,9 +182,9 @@ func (g *Guard) hangUp() {
 	}
 }
 
-// kill kills the guard itself. Then the kernel kills the command, and killInPlaceOf does the
+// sigkill kills the guard itself. Then the kernel kills the command, and killInPlaceOf does the
 // rest.
-func (g *Guard) kill() {
+func (g *Guard) sigkill() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.gone {
@@ -200,7 +200,7 @@ func (g *Guard) reap() {
 }
 
 // tryReap reaps the guard if it is dead, and says whether it is reaped. It holds mu during the
-// attempt, so that kill can't hit a process number that has just become free.
+// attempt, so that sigkill can't hit a process number that has just become free.
 func (g *Guard) tryReap() bool {
 	g.mu.Lock()
 	if !g.gone {

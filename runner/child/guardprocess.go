@@ -60,7 +60,7 @@ type guardProcess struct {
 	fd       int            // this end of the socket pair
 	renewals int            // the pipe with new deadlines
 	socket   int            // a duplicate of the lock's socket, or -1
-	alarm    boottime.Alarm // for commandTree.deadline, and then for commandTree.killAt
+	alarm    boottime.Alarm // for commandTree.deadline, and then for commandTree.graceEnd
 
 	// The control group of its commands. When a command has ended the group is empty, or else the
 	// guard ends, too, so the next command can have the same group. To make and remove a group for
@@ -101,7 +101,7 @@ type commandTree struct {
 	// The tree:
 	tree     treeState
 	deadline boottime.Instant // the last one that was read
-	killAt   boottime.Instant // the end of the grace, in treeEnds
+	graceEnd boottime.Instant // in treeEnds: when the tree gets SIGKILL
 
 	// Its kill, round by round (killRound):
 	killedAt           time.Time // when it began
@@ -256,14 +256,14 @@ func (g *guardProcess) obey() {
 	k, body, err := readMessage(blocking{g.fd})
 	if err != nil {
 		g.orphaned = true
-		g.decideKill(pgleadGone)
+		g.beginKill(pgleadGone)
 		return
 	}
 	switch k {
 	case msgSignal:
 		g.signal(unix.Signal(number(body)))
 	case msgKill:
-		g.decideKill(ByOrder)
+		g.beginKill(ByOrder)
 	case msgLost:
 		g.endForLoss(ByOrder)
 	}
@@ -272,7 +272,7 @@ func (g *guardProcess) obey() {
 // checkTime is called when the alarm has rung. The deadline may have moved since the
 // alarm was set.
 func (g *guardProcess) checkTime() {
-	due := g.killAt
+	due := g.graceEnd
 	if g.tree == treeRuns {
 		g.readRenewals()
 		due = g.deadline
@@ -283,7 +283,7 @@ func (g *guardProcess) checkTime() {
 	case g.tree == treeRuns:
 		g.endForLoss(LeaseOver)
 	default:
-		g.decideKill(LeaseOver)
+		g.beginKill(LeaseOver)
 	}
 }
 

@@ -65,36 +65,29 @@ func (g *guardProcess) endForLoss(why Ending) {
 		return
 	}
 	g.readRenewals()
-	g.killAt = g.req.killAt(g.deadline)
-	if g.killAt <= boottime.Now() || g.alarm.Set(g.killAt) != nil {
-		g.decideKill(why)
+	g.graceEnd = g.req.graceEnd(g.deadline)
+	if g.graceEnd <= boottime.Now() || g.alarm.Set(g.graceEnd) != nil {
+		g.beginKill(why)
 		return
 	}
 	g.enter(treeEnds, why)
 	g.askToEnd()
 }
 
-// decideKill decides that the tree is killed; awaitDeath does it, in rounds.
-func (g *guardProcess) decideKill(why Ending) {
+// beginKill begins to kill the tree; awaitDeath goes on with it, in rounds.
+func (g *guardProcess) beginKill(why Ending) {
 	if g.tree != treeKilled {
 		g.enter(treeKilled, why)
 		g.killedAt = time.Now()
 	}
 }
 
-// killRound kills the direct children. Their children become direct ones, which the next
-// round kills. Once it kills all of a deep tree.
+// killRound is one round of the kill.
 func (g *guardProcess) killRound() {
 	if g.rounds%stubbornRounds == 0 {
 		_, _ = unix.Write(g.cgroupKill, []byte(killWord)) // EBADF if there is none
 	}
-	if g.rounds%stubbornRounds == stubbornRounds-1 {
-		stopDescendants(nil)
-	}
-	killChildren(g.children)
-	if g.rounds == deepRounds {
-		killDescendants(descendants(nil))
-	}
+	killBelow(g.rounds, g.children, nil)
 	if g.command == commandAlive {
 		_ = unix.Kill(g.pid, unix.SIGKILL) // the children may be unknown, for want of descriptors
 	}
@@ -118,9 +111,7 @@ func (g *guardProcess) signal(sig unix.Signal) {
 		_ = unix.Kill(g.pid, sig)
 		return
 	}
-	for _, p := range remains(nil) {
-		signalDescendant(p, sig)
-	}
+	signalAll(remains(nil), sig)
 }
 
 // reapChildren collects dead children. It returns true if no child is left, dead or alive.
@@ -164,7 +155,7 @@ func (g *guardProcess) endLeftovers() {
 	switch {
 	case g.tree == treeKilled || g.reapChildren():
 	case g.command == leftoversTold:
-		g.decideKill(Exited)
+		g.beginKill(Exited)
 	default:
 		g.tell(msgLeftovers, []byte(cmp.Or(nameProcs(remains(nil)), "processes that are gone before they can be named")))
 		if g.req.WaitForLeftovers {

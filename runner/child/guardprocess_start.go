@@ -43,7 +43,7 @@ func (g *guardProcess) start() (started bool) {
 	}
 	if err := writeStartAnswer(blocking{g.fd}, msgStarted, int64(g.pid), born); err != nil {
 		g.orphaned = true
-		g.decideKill(pgleadGone)
+		g.beginKill(pgleadGone)
 	}
 	return true
 }

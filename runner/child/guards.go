@@ -146,7 +146,7 @@ func (gs *Guards) killInPlaceOf(g *Guard, unkillable func(names string)) (killed
 	for round, pause := 0, retryFirst; ; round, pause = round+1, min(2*pause, retryMost) {
 		gone := g.tryReap()
 		if !gone {
-			killDescendants(below(g.pid, processes(), nil))
+			signalAll(below(g.pid, processes(), nil), unix.SIGKILL)
 		}
 		left := gs.killOrphans(round)
 		if gone && len(left) == 0 {
@@ -173,20 +173,14 @@ func (gs *Guards) nameOrphans(g *Guard) string {
 	return nameProcs(remains(slices.DeleteFunc(gs.ownChildren(), func(pid int) bool { return pid == g.pid })))
 }
 
-// killOrphans sends SIGKILL to all that dead guards have left behind, and returns what is not
-// reaped yet. It does what a guard does in this round (killRound).
+// killOrphans kills, in this round, what dead guards have left behind, and returns those children
+// that are not reaped yet.
 func (gs *Guards) killOrphans(round int) (left []int) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	own := gs.ownChildren()
-	if round%stubbornRounds == stubbornRounds-1 {
-		stopDescendants(own)
-	}
-	if round == deepRounds {
-		killDescendants(descendants(own))
-	}
 	others := func() []int { return children(own) }
-	left = killChildren(others)
+	left = killBelow(round, others, own)
 	if len(left) == 0 && len(own) > 0 {
 		// The list may lack a child while another is reaped (proc(5)); the kernel is only
 		// certain when there are no children at all. So this looks twice.

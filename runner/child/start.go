@@ -71,7 +71,7 @@ func (g *Guard) StartCommand(ctx context.Context, req Request) (*Child, error) {
 		return nil, err
 	case err != nil:
 		// The guard may have died, or been stopped, after it started the command.
-		g.kill()
+		g.sigkill()
 		g.guards.killInPlaceOf(g, req.Unkillable)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = errGuardSilent

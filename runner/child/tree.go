@@ -88,6 +88,20 @@ func stopDescendants(skip []int) {
 	}
 }
 
+// killBelow is one round of a kill of all that is below this process, except what is in skip. It
+// kills the direct children. Their children become direct ones, which the next round kills. Once it
+// kills all of a deep tree. It returns the children that are not reaped yet.
+func killBelow(round int, list func() []int, skip []int) (left []int) {
+	if round%stubbornRounds == stubbornRounds-1 {
+		stopDescendants(skip)
+	}
+	left = killChildren(list)
+	if round == deepRounds {
+		signalAll(descendants(skip), unix.SIGKILL)
+	}
+	return left
+}
+
 // killChildren kills the direct children, and new ones as long as they show up: the
 // children of the first, and processes that fork and exit faster than the rounds follow
 // each other. It returns those that are not reaped yet.
@@ -106,10 +120,10 @@ func killChildren(list func() []int) (left []int) {
 	return left
 }
 
-// killDescendants kills these processes of the tree at once. None of them has to be a direct child.
-func killDescendants(list []proc) {
+// signalAll signals these processes of the tree. None of them has to be a direct child.
+func signalAll(list []proc, sig unix.Signal) {
 	for _, p := range list {
-		signalDescendant(p, unix.SIGKILL)
+		signalDescendant(p, sig)
 	}
 }
 
