@@ -97,7 +97,7 @@ func (p *process) runHook(env []string, command string, warn func(what string)) 
 	if err != nil {
 		return err
 	}
-	g, err := p.guards.Start(nil)
+	g, err := p.parent.StartGuard(nil)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 
 // process is this process of pglead: it has what all of its runs share.
 type process struct {
-	guards    *child.Guards
+	parent    *child.Parent    // of guards, and of what dead ones leave behind
 	caught    <-chan os.Signal // for the command, or for this process to end
 	catching  <-chan struct{}  // is closed once signals are caught
 	hooksLeft atomic.Int32     // how many hooks run, or wait for their turn
@@ -26,12 +26,12 @@ type process struct {
 
 // begin prepares this process for commands and signals.
 func begin(cfg Config) (*process, error) {
-	guards, err := child.NewGuards(cfg.Stdin)
+	parent, err := child.NewParent(cfg.Stdin)
 	if err != nil {
 		return nil, err
 	}
-	guards.ReapOrphans()
-	p := &process{guards: guards}
+	parent.ReapOrphans()
+	p := &process{parent: parent}
 	p.caught, p.catching = child.CatchSignals()
 	return p, nil
 }
@@ -42,7 +42,7 @@ func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
 	if !ok {
 		return nil, fmt.Errorf("the lock's connection (%T) has no descriptor for the guard", s.Socket())
 	}
-	return p.guards.Start(socket)
+	return p.parent.StartGuard(socket)
 }
 
 // sleep pauses without a lock, unless a signal asks this process to end.

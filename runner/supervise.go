@@ -94,7 +94,7 @@ type command interface {
 //	1    (idle_session_timeout)             the server ends the session
 //
 // Session is in package session: answered and renew in wire.go, beat and ExpireIfDue in
-// heartbeat.go. Child, Guards and guardProcess are in files of their names in package child;
+// heartbeat.go. Child, Parent and guardProcess are in files of their names in package child;
 // endForLoss and killRound are in guardprocess_end.go. Package lock has ReportKilled (report.go)
 // and endSilent (line_silence.go).
 //

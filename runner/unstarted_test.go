@@ -91,13 +91,13 @@ func TestLostBeforeStart(t *testing.T) {
 // signalsTo is a process, and the channel of the signals that it gets.
 func signalsTo(t *testing.T) (*process, chan os.Signal) {
 	t.Helper()
-	guards, err := child.NewGuards(nil)
+	parent, err := child.NewParent(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	signals, catching := make(chan os.Signal, 64), make(chan struct{})
 	close(catching)
-	return &process{guards: guards, caught: signals, catching: catching}, signals
+	return &process{parent: parent, caught: signals, catching: catching}, signals
 }
 
 // TestSignalAfterLoss: a session is lost before the command starts, and a signal ends the report of

@@ -8,11 +8,10 @@
 // kernel kills the command (PR_SET_PDEATHSIG), and pglead inherits the rest of the tree and kills
 // it.
 //
-// On pglead's side there are Guards (all guards of this process), Guard (one of them) and
-// Child (a command under a guard). On the other side is guardProcess. wire.go has the
-// messages between the two.
+// On pglead's side there are Parent (this process), Guard (one of its guards) and Child (a command
+// under a guard). On the other side is guardProcess. wire.go has the messages between the two.
 //
-// Read it in this order: guards.go (pglead starts a guard), start.go (and has it start the
+// Read it in this order: parent.go (pglead starts a guard), start.go (and has it start the
 // command), child.go (signals, new deadlines, the end), and then the guard's own side:
 // guardprocess.go (its one poll, and what makes it kill), guardprocess_start.go,
 // guardprocess_end.go (how it kills), guardprocess_release.go (the lock, if pglead is not there to
@@ -159,7 +158,7 @@ func (c *Child) listen() {
 			if c.late.Load() {
 				c.result.Ending, c.result.Status = GuardLate, unix.WaitStatus(unix.SIGKILL)
 			}
-			c.result.Killed = c.guard.guards.killInPlaceOf(c.guard, func(names string) { c.offer(Event{Unkillable: names}) })
+			c.result.Killed = c.guard.parent.killInPlaceOf(c.guard, func(names string) { c.offer(Event{Unkillable: names}) })
 			close(c.done)
 			return
 		}

@@ -53,11 +53,11 @@ func tryGuard() checkup.Check {
 		return checkup.Notef("", "not tried: there is no sh on this machine")
 	}
 	began := time.Now()
-	guards, err := NewGuards(nil)
+	parent, err := NewParent(nil)
 	if err != nil {
 		return checkup.Failf(advice, "%s", err)
 	}
-	g, err := guards.Start(nil)
+	g, err := parent.StartGuard(nil)
 	if err != nil {
 		return checkup.Failf(advice, "%s", err)
 	}

@@ -17,10 +17,10 @@ func GuardPID(c *Child) int { return c.guard.pid }
 func UnusedPID(g *Guard) int { return g.pid }
 
 // Listed are the process numbers of the guards that are not known to have ended.
-func Listed(gs *Guards) []int {
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
-	return slices.Clone(gs.pids)
+func Listed(p *Parent) []int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.guards)
 }
 
 // AskToStart asks a guard to start a command, as StartCommand does in a process that is stopped after
@@ -86,7 +86,7 @@ func Below(root int, parents map[int]int, skip ...int) (pids []int) {
 }
 
 // GiveNoGroups lets the guards make no control groups, as where they may not.
-func GiveNoGroups(gs *Guards) { gs.cgroup = func() string { return "" } }
+func GiveNoGroups(p *Parent) { p.cgroup = func() string { return "" } }
 
 // KillUnlisted kills a command as a guard does that has neither a control group nor a list of its
 // children.

@@ -22,7 +22,7 @@ import (
 // the other (Request.KeepGuard). It is started ahead of time, so that the command need not wait for
 // it once the lock is granted.
 type Guard struct {
-	guards  *Guards
+	parent  *Parent
 	pid     int
 	control *os.File // this end of the socket pair
 	cgroup  string   // the control group that the guard makes for its commands if it may, or empty
@@ -88,7 +88,7 @@ func (g *Guard) spawn(socket syscall.Conn) error {
 		// first sample alone costs 30 page faults at the start. The command's environment
 		// is in the start request.
 		Env:   []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0", cgroupVariable + "=" + g.cgroup, slackVariable + "=" + slack},
-		Files: []uintptr{g.guards.stdin(), 1, 2},
+		Files: []uintptr{g.parent.stdin(), 1, 2},
 		Sys:   guardAttributes(),
 	})
 	return err
@@ -210,7 +210,7 @@ func (g *Guard) tryReap() bool {
 	gone := g.gone
 	g.mu.Unlock()
 	if gone {
-		g.guards.forget(g.pid)
+		g.parent.unlist(g.pid)
 	}
 	return gone
 }

@@ -124,7 +124,7 @@ func TestNothingIsInherited(t *testing.T) {
 // TestNothingIsLeft: of guards that have ended this process keeps no descriptor, and no number,
 // which another process may get.
 func TestNothingIsLeft(t *testing.T) {
-	guards, err := child.NewGuards(nil)
+	parent, err := child.NewParent(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestNothingIsLeft(t *testing.T) {
 	run := func(end func(*child.Guard)) {
 		here, there := socketPair(t)
 		defer func() { _, _ = here.Close(), there.Close() }()
-		g, err := guards.Start(here)
+		g, err := parent.StartGuard(here)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +161,7 @@ func TestNothingIsLeft(t *testing.T) {
 	for _, end := range ends {
 		run(end)
 	}
-	testserver.Eventually(t, "no guard is left", func() bool { return len(child.Listed(guards)) == 0 })
+	testserver.Eventually(t, "no guard is left", func() bool { return len(child.Listed(parent)) == 0 })
 	if after := open(); after > before {
 		t.Errorf("%d descriptors are open, and %d were before", after, before)
 	}

@@ -116,12 +116,12 @@ func TestDeepTree(t *testing.T) {
 		"in its place": func(c *child.Child) { _ = unix.Kill(child.GuardPID(c), unix.SIGKILL) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			guards, err := child.NewGuards(nil)
+			parent, err := child.NewParent(nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			child.GiveNoGroups(guards) // which kill all at one stroke
-			guard, err := guards.Start(nil)
+			child.GiveNoGroups(parent) // which kill all at one stroke
+			guard, err := parent.StartGuard(nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -12,7 +12,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// selfExe is this program, even if its file has been replaced or removed since it started. NewGuards
+// selfExe is this program, even if its file has been replaced or removed since it started. NewParent
 // has seen to it that there is a /proc.
 func selfExe() string { return "/proc/self/exe" }
 

@@ -23,14 +23,14 @@ const noFiles = 4
 // TestKillWithoutDescriptors: a guard that may open no file any more kills the whole tree, with a
 // control group and without.
 func TestKillWithoutDescriptors(t *testing.T) {
-	for name, adjust := range map[string]func(*child.Guards){"may have a group": func(*child.Guards) {}, "no group": child.GiveNoGroups} {
+	for name, adjust := range map[string]func(*child.Parent){"may have a group": func(*child.Parent) {}, "no group": child.GiveNoGroups} {
 		t.Run(name, func(t *testing.T) {
-			guards, err := child.NewGuards(nil)
+			parent, err := child.NewParent(nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			adjust(guards)
-			guard, err := guards.Start(nil)
+			adjust(parent)
+			guard, err := parent.StartGuard(nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -170,7 +170,7 @@ func TestReusedNumber(t *testing.T) {
 		t.Errorf("the dead command's status is now %d", status.ExitStatus())
 	}
 
-	if _, err := child.NewGuards(nil); err != nil { // the parent of orphans
+	if _, err := child.NewParent(nil); err != nil { // the parent of orphans
 		t.Fatal(err)
 	}
 	parent := exec.Command("sh", "-c", "sleep 3600 & echo $!; wait; exec sleep 3600")

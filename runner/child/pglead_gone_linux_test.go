@@ -18,7 +18,7 @@ import (
 func startPglead(t *testing.T, what string) (pglead *exec.Cmd, guard, command int) {
 	t.Helper()
 	dir := t.TempDir()
-	if _, err := child.NewGuards(nil); err != nil { // the parent of orphans
+	if _, err := child.NewParent(nil); err != nil { // the parent of orphans
 		t.Fatal(err)
 	}
 	pglead = exec.Command("/proc/self/exe", dir, what)

@@ -80,11 +80,11 @@ func play(role string, args []string) int {
 		spawnIn(&syscall.SysProcAttr{Setsid: true}, "deaf", args[0])
 	case "pglead": // that gives its command an hour's grace, or has none yet
 		_ = os.Unsetenv("CHILD_TEST_ROLE")
-		guards, err := child.NewGuards(nil)
+		parent, err := child.NewParent(nil)
 		if err != nil {
 			panic(err)
 		}
-		g, err := guards.Start(nil)
+		g, err := parent.StartGuard(nil)
 		if err == nil && args[1] == "run" {
 			_, err = g.StartCommand(context.Background(), roleRequest(child.Request{LostGrace: time.Hour, MostGrace: time.Hour}, "deaf", args[0]))
 		}
@@ -154,11 +154,11 @@ func far() boottime.Instant { return boottime.Now().Add(time.Hour) }
 
 func newGuard(tb testing.TB, socket syscall.Conn) *child.Guard {
 	tb.Helper()
-	guards, err := child.NewGuards(nil)
+	parent, err := child.NewParent(nil)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	g, err := guards.Start(socket)
+	g, err := parent.StartGuard(socket)
 	if err != nil {
 		tb.Fatal(err)
 	}

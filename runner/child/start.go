@@ -58,7 +58,7 @@ func (g *Guard) StartCommand(ctx context.Context, req Request) (*Child, error) {
 		g.Close()
 		return nil, ErrTooLate
 	}
-	<-g.guards.threads()
+	<-g.parent.threads()
 	if g.used { // its last command may have stopped it
 		g.wake()
 	}
@@ -72,7 +72,7 @@ func (g *Guard) StartCommand(ctx context.Context, req Request) (*Child, error) {
 	case err != nil:
 		// The guard may have died, or been stopped, after it started the command.
 		g.sigkill()
-		g.guards.killInPlaceOf(g, req.Unkillable)
+		g.parent.killInPlaceOf(g, req.Unkillable)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = errGuardSilent
 			if ctx.Err() != nil {
@@ -128,7 +128,7 @@ func (g *Guard) requestStart(ctx context.Context, req Request) (pid int, born bo
 }
 
 func (g *Guard) request(req Request) []byte {
-	req.KeepGuard = req.KeepGuard && g.guards.noTerminal()
+	req.KeepGuard = req.KeepGuard && g.parent.noTerminal()
 	return req.encode()
 }
 

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Guards starts guards. When a guard is killed, the processes below it become this
-// process's children, and Guards ends them.
-type Guards struct {
+// Parent is this process as the parent of its guards, which it starts. When a guard is killed, the
+// processes below it become this process's children, and Parent ends them.
+type Parent struct {
 	input      *os.File                          // the commands' standard input, or nil
 	cgroup     func() string                     // this process's control group
 	noTerminal func() bool                       // of this process: with one, KeepGuard has no effect
@@ -24,7 +24,7 @@ type Guards struct {
 	// otherwise a new guard would look like an orphan.
 	mu     sync.Mutex
 	before []int // children that are older than the first guard
-	pids   []int // the guards
+	guards []int // those that are not reaped
 }
 
 // NoProcError says that the guard could not find the processes that it has to
@@ -33,67 +33,67 @@ type NoProcError struct{ seen string }
 
 func (e *NoProcError) Error() string { return "start the guard process: " + e.seen }
 
-// NewGuards makes this process the parent of whatever a guard leaves behind. stdin is the commands'
+// NewParent makes this process the parent of whatever a guard leaves behind. stdin is the commands'
 // standard input; nil means this process's own.
-func NewGuards(stdin *os.File) (*Guards, error) {
+func NewParent(stdin *os.File) (*Parent, error) {
 	if err := checkProc(); err != nil {
 		return nil, err
 	}
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
-	gs := &Guards{
+	p := &Parent{
 		input:      stdin,
 		before:     children(nil),
 		cgroup:     sync.OnceValue(ownCgroup),
 		noTerminal: sync.OnceValue(noTerminal),
 		threads:    sync.OnceValue(reserveThreads),
 	}
-	go gs.cgroup() // in parallel with the connection
-	return gs, nil
+	go p.cgroup() // in parallel with the connection
+	return p, nil
 }
 
-// Start starts a guard process.
+// StartGuard starts a guard process.
 //
 // socket is the connection that the lock depends on, or nil. The guard holds it open until
 // the tree is dead, even if this process is gone.
-func (gs *Guards) Start(socket syscall.Conn) (*Guard, error) {
-	g := &Guard{guards: gs, cgroup: newCgroup(gs.cgroup()), renewals: -1, idle: true}
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
+func (p *Parent) StartGuard(socket syscall.Conn) (*Guard, error) {
+	g := &Guard{parent: p, cgroup: newCgroup(p.cgroup()), renewals: -1, idle: true}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if err := g.spawn(socket); err != nil {
 		g.hangUp()
 		return nil, fmt.Errorf("start the guard process: %w", err)
 	}
-	gs.pids = append(gs.pids, g.pid)
-	gs.threads() // in parallel with the guard's start
+	p.guards = append(p.guards, g.pid)
+	p.threads() // in parallel with the guard's start
 	return g, nil
 }
 
 // stdin is the descriptor for the commands' standard input.
-func (gs *Guards) stdin() uintptr {
-	if gs.input == nil {
+func (p *Parent) stdin() uintptr {
+	if p.input == nil {
 		return 0
 	}
-	return gs.input.Fd()
+	return p.input.Fd()
 }
 
 // ownChildren are this process's children except for orphans of dead guards. The caller
 // holds mu.
-func (gs *Guards) ownChildren() []int { return slices.Concat(gs.before, gs.pids) }
+func (p *Parent) ownChildren() []int { return slices.Concat(p.before, p.guards) }
 
-// forget removes a dead and reaped guard from the list.
-func (gs *Guards) forget(guard int) {
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
-	gs.pids = slices.DeleteFunc(gs.pids, func(pid int) bool { return pid == guard })
+// unlist removes a guard that is reaped from the list.
+func (p *Parent) unlist(guard int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.guards = slices.DeleteFunc(p.guards, func(pid int) bool { return pid == guard })
 }
 
 // ReapOrphans makes the first process of a container reap the container's orphans, which become its
 // children. Guards are left to whoever started them, who may still signal them by number until they
 // are reaped. Every other child is reaped here, also one that os/exec has started in this process:
 // its Wait may then fail. In other processes ReapOrphans does nothing.
-func (gs *Guards) ReapOrphans() {
+func (p *Parent) ReapOrphans() {
 	if os.Getpid() != 1 {
 		return
 	}
@@ -101,11 +101,11 @@ func (gs *Guards) ReapOrphans() {
 	signal.Notify(died, unix.SIGCHLD)
 	go func() {
 		for range died {
-			gs.mu.Lock()
-			for _, pid := range children(gs.pids) {
+			p.mu.Lock()
+			for _, pid := range children(p.guards) {
 				_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
 			}
-			gs.mu.Unlock()
+			p.mu.Unlock()
 		}
 	}()
 }
@@ -135,7 +135,7 @@ func duplicate(socket syscall.Conn) (int, error) {
 //
 // A debugger can keep a killed guard from dying, and a dead one from being reaped. Then the tree is
 // killed all the same, and the guard is waited for, and named, like the rest.
-func (gs *Guards) killInPlaceOf(g *Guard, unkillable func(names string)) (killed int64) {
+func (p *Parent) killInPlaceOf(g *Guard, unkillable func(names string)) (killed int64) {
 	g.hangUp()
 	for pause := 100 * time.Microsecond; !g.tryReap() && pause < deathPatience; pause *= 2 {
 		time.Sleep(pause)
@@ -148,7 +148,7 @@ func (gs *Guards) killInPlaceOf(g *Guard, unkillable func(names string)) (killed
 		if !gone {
 			signalAll(below(g.pid, processes(), nil), unix.SIGKILL)
 		}
-		left := gs.killOrphans(round)
+		left := p.killOrphans(round)
 		if gone && len(left) == 0 {
 			return killed
 		}
@@ -160,25 +160,25 @@ func (gs *Guards) killInPlaceOf(g *Guard, unkillable func(names string)) (killed
 		}
 		if !told && unkillable != nil && time.Since(began) > unkillableAfter {
 			told = true
-			unkillable(gs.nameOrphans(g))
+			unkillable(p.nameOrphans(g))
 		}
 		time.Sleep(pause)
 	}
 }
 
 // nameOrphans names what a guard has left behind and, unless it is reaped, the guard.
-func (gs *Guards) nameOrphans(g *Guard) string {
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
-	return nameProcs(remains(slices.DeleteFunc(gs.ownChildren(), func(pid int) bool { return pid == g.pid })))
+func (p *Parent) nameOrphans(g *Guard) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return nameProcs(remains(slices.DeleteFunc(p.ownChildren(), func(pid int) bool { return pid == g.pid })))
 }
 
 // killOrphans kills, in this round, what dead guards have left behind, and returns those children
 // that are not reaped yet.
-func (gs *Guards) killOrphans(round int) (left []int) {
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
-	own := gs.ownChildren()
+func (p *Parent) killOrphans(round int) (left []int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	own := p.ownChildren()
 	others := func() []int { return children(own) }
 	left = killBelow(round, others, own)
 	if len(left) == 0 && len(own) > 0 {
