@@ -1,8 +1,6 @@
 package runner
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,21 +9,6 @@ import (
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/leasetime"
 )
-
-// startCommand has the guard start the command. If the guard was killed before that, perhaps
-// because memory is short, a second guard starts the command.
-func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
-	req := r.startRequest()
-	c, err := r.guard.StartCommand(ctx, req)
-	if !errors.Is(err, child.ErrNotStarted) {
-		return c, err
-	}
-	r.log.Warn(err.Error()+"; starting another", "event", "guard")
-	if r.guard, err = r.newGuard(r.held.Session); err != nil {
-		return nil, err
-	}
-	return r.guard.StartCommand(ctx, req)
-}
 
 // startRequest says what the guard starts, and how that ends.
 func (r *run) startRequest() child.Request {

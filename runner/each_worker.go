@@ -254,7 +254,7 @@ func (w *worker) runItem(ctx context.Context, it *activeItem) (unreleased *activ
 		<-it.signals
 	}
 	outcome, err := r.runCommand(ctx)
-	w.guard, w.brief = r.guard, r.guard.Idle() // its guard may be a second one, or nil: see startCommand
+	w.guard, w.brief = r.guard, r.guard.Idle() // its guard may be a second one, or nil: see startSupervised
 	it.logEnd(outcome, err)
 	ok := err == nil && !outcome.failed()
 	w.countEnd(r.supervision != nil || mayHaveRun(err), ok)

@@ -2,7 +2,7 @@
 // and makes sure that the command is dead before anybody else gets the lock.
 //
 // Read it in this order: Run, runOnce, acquire (lock.Candidate opens the session and takes the
-// lock), runCommand, startSupervised (child.Guard starts the command: command.go), supervise (the
+// lock), runCommand, startSupervised (child.Guard starts what command.go describes), supervise (the
 // one select that waits for lock and command alike), finish (release.go). The files each*.go are
 // only for pglead each.
 package runner
@@ -110,7 +110,8 @@ func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	return outcome, err
 }
 
-// startSupervised starts the command, and returns its supervision.
+// startSupervised has the guard start the command, and returns its supervision. If the guard was
+// killed before that, perhaps because memory is short, a second guard starts the command.
 func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	if ctx.Err() != nil {
 		r.guard.Close()
@@ -122,7 +123,14 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		return nil, err
 	}
 	began, restoreTerminal := time.Now(), child.NoteTerminal()
-	c, err := r.startCommand(ctx)
+	req := r.startRequest()
+	c, err := r.guard.StartCommand(ctx, req)
+	if errors.Is(err, child.ErrNotStarted) {
+		r.log.Warn(err.Error()+"; starting another", "event", "guard")
+		if r.guard, err = r.newGuard(r.held.Session); err == nil {
+			c, err = r.guard.StartCommand(ctx, req)
+		}
+	}
 	if lost := r.held.Err(); lost != nil && errors.Is(err, child.ErrTooLate) {
 		return nil, lost
 	}
