@@ -122,7 +122,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		r.guard.Close()
 		return nil, err
 	}
-	began, restoreTerminal := time.Now(), child.NoteTerminal()
+	began, restoreTerminal := time.Now(), child.SaveTerminal()
 	req := r.startRequest()
 	c, err := r.guard.StartCommand(ctx, req)
 	if errors.Is(err, child.ErrNotStarted) {

@@ -21,23 +21,23 @@ import (
 var (
 	senders   [65]int32
 	goHandler uintptr
-	noted     atomic.Bool
+	installed atomic.Bool
 )
 
 // noteSenderAddress is where noteSender begins (sender_linux_*.s).
 var noteSenderAddress uintptr //nolint:gochecknoglobals // set by the linker
 
-// noteSenders puts the handler before the runtime's, for the signals that are caught.
-func noteSenders(signals ...unix.Signal) {
+// installSenderHandlers puts noteSender before the runtime's handler of the signals that are caught.
+func installSenderHandlers(signals ...unix.Signal) {
 	for _, sig := range signals {
-		if !notesSender(sig) {
+		if !installSenderHandler(sig) {
 			return
 		}
 	}
-	noted.Store(true)
+	installed.Store(true)
 }
 
-func notesSender(sig unix.Signal) bool {
+func installSenderHandler(sig unix.Signal) bool {
 	var action [64]byte
 	if sigaction(sig, nil, &action) != nil {
 		return false
@@ -57,7 +57,7 @@ func notesSender(sig unix.Signal) bool {
 // byTerminal says whether the kernel sent a caught signal to the terminal's foreground
 // group (SI_KERNEL), rather than a process.
 func byTerminal(sig unix.Signal) bool {
-	if !noted.Load() {
+	if !installed.Load() {
 		return inForeground()
 	}
 	return atomic.LoadInt32(&senders[sig]) > 0 // SI_USER is 0, and other calls have codes below it (sigaction(2))

@@ -4,7 +4,7 @@ package child
 
 import "golang.org/x/sys/unix"
 
-func noteSenders(...unix.Signal) {}
+func installSenderHandlers(...unix.Signal) {}
 
 // byTerminal assumes that a signal comes from the terminal while this process is in the
 // terminal's foreground group.

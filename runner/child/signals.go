@@ -41,7 +41,7 @@ func CatchSignals() (caught <-chan os.Signal, ready <-chan struct{}) {
 	go func() {
 		defer close(all)
 		catch(forwarded())
-		noteSenders(unix.SIGINT, unix.SIGQUIT, unix.SIGWINCH)
+		installSenderHandlers(unix.SIGINT, unix.SIGQUIT, unix.SIGWINCH)
 		time.AfterFunc(realTimeAfter, func() { catch(realTimeSignals()) })
 	}()
 	return c, all

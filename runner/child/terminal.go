@@ -54,11 +54,11 @@ func foregroundGroup(tty *os.File) int {
 	return group
 }
 
-// NoteTerminal notes the modes of this process's terminal before a command, if this process is in
+// SaveTerminal saves the modes of this process's terminal before a command, if this process is in
 // its foreground. An editor reads keys without an echo, and an interactive shell puts a group of
 // its own into the foreground. If they are killed they can't undo that, and shells take over the
 // modes that an exited process leaves. So restore then does it.
-func NoteTerminal() (restore func()) {
+func SaveTerminal() (restore func()) {
 	tty, err := openTerminal()
 	if err != nil {
 		return func() {}
