@@ -68,7 +68,7 @@ func newScene() *scene {
 	}
 	s.supervision = supervision{
 		run:  &run{process: &process{}, signals: s.sent},
-		lock: s.playedLock, command: s.playedCommand, began: time.Now(), started: time.Now(),
+		held: s.playedLock, command: s.playedCommand, began: time.Now(), started: time.Now(),
 		onLoss:          func(reason error) { s.say("hook: " + reason.Error()) },
 		restoreTerminal: func() { s.restored++ },
 	}
@@ -128,7 +128,7 @@ func renews(deadline time.Duration) func(*scene) {
 }
 
 func asksToStepDown(s *scene) {
-	if s.playedLock.asked.Swap(true) {
+	if s.playedLock.pending.Swap(true) {
 		return
 	}
 	find := func() { s.playedLock.stepDowns <- lock.StepDown{By: "root@elsewhere", To: "web2"} }
@@ -149,7 +149,7 @@ func asksToStepDown(s *scene) {
 type playedLock struct {
 	lost      chan struct{}
 	deadlines chan boottime.Instant
-	asked     atomic.Bool
+	pending   atomic.Bool
 	stepDowns chan lock.StepDown
 	askerLate time.Duration
 	noteLate  time.Duration
@@ -162,7 +162,7 @@ type playedLock struct {
 
 func (l *playedLock) Lost() <-chan struct{}            { return l.lost }
 func (l *playedLock) Renewed() <-chan boottime.Instant { return l.deadlines }
-func (l *playedLock) Asked() bool                      { return l.asked.Load() }
+func (l *playedLock) StepDownPending() bool            { return l.pending.Load() }
 func (l *playedLock) StepDowns() <-chan lock.StepDown  { return l.stepDowns }
 func (l *playedLock) Prefer(host string)               { l.preferred = host }
 

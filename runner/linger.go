@@ -17,22 +17,22 @@ func (s *supervision) linger() {
 	case rest > 0:
 		s.run.log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
 		s.run.cfg.Lock.Observer.SayAlive(rest + s.run.cfg.Lock.Session.Lease)
-		recorded := s.lock.RecordEnd(context.Background()) // the end of the session ends this, too
+		recorded := s.held.RecordEnd(context.Background()) // the end of the session ends this, too
 		defer func() { <-recorded }()
-	case !s.lock.Asked():
+	case !s.held.StepDownPending():
 		return
 	}
 	for over := time.After(rest); ; {
 		select {
 		case <-over:
-			if !s.lock.Asked() {
+			if !s.held.StepDownPending() {
 				return
 			}
 			over = nil // wait for who asks: the release would have to wait for the same answer
-		case <-s.lock.Lost():
+		case <-s.held.Lost():
 			return
-		case request := <-s.lock.StepDowns():
-			s.lock.Prefer(request.To)
+		case request := <-s.held.StepDowns():
+			s.held.Prefer(request.To)
 			if rest > 0 {
 				s.run.log.Warn("asked to step down by "+request.By+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", request.By)
 			}
@@ -49,7 +49,7 @@ func (s *supervision) linger() {
 
 // logLateLoss logs that the lock was lost after the command's end.
 func (s *supervision) logLateLoss() {
-	err, text := s.lock.Err(), "the lock was lost after the command's end"
+	err, text := s.held.Err(), "the lock was lost after the command's end"
 	if time.Since(s.started) < s.run.cfg.MinHold {
 		text = "the lock was lost before --min-hold was over; another node may run the command again"
 	}

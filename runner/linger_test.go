@@ -67,7 +67,7 @@ func TestLinger(t *testing.T) {
 					if s.linger(); s.run.asked != test.asked {
 						t.Errorf("asked %d, want %d", s.run.asked, test.asked)
 					}
-					if s.lock.Err() != nil {
+					if s.held.Err() != nil {
 						s.logLateLoss()
 					}
 					over = time.Since(s.began)

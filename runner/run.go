@@ -138,7 +138,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		return nil, err
 	}
 	s := &supervision{
-		run: r, lock: r.held, command: c, restoreTerminal: restoreTerminal, began: began, started: time.Now(),
+		run: r, held: r.held, command: c, restoreTerminal: restoreTerminal, began: began, started: time.Now(),
 		kept: r.taker.handOver(), onLoss: func(reason error) { r.hook(hookLost, reason) },
 	}
 	r.log.Info("command started", "event", "started", "pid", c.PID())

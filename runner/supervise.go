@@ -21,7 +21,7 @@ import (
 // happens to the two, and what has happened so far.
 type supervision struct {
 	run     *run
-	lock    heldLock // the run's held
+	held    heldLock // the run's
 	command command  // the run's; in tests both are played
 
 	began   time.Time // when the guard was told to start the command
@@ -46,7 +46,7 @@ type heldLock interface {
 	Err() error
 	Renewed() <-chan boottime.Instant // the session's latest deadline
 
-	Asked() bool // to step down
+	StepDownPending() bool
 	StepDowns() <-chan lock.StepDown
 	Prefer(host string)
 	RecordEnd(ctx context.Context) (done <-chan struct{})
@@ -102,7 +102,7 @@ type command interface {
 // The guard also watches the connection itself (guardProcess.await), in case this process is
 // stopped or dead. If the guard noticed the loss first, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
-	s.lost = s.lock.Lost()
+	s.lost = s.held.Lost()
 	timeout := after(s.run.cfg.Timeout)
 	tick, stop := s.aliveTicks()
 	defer stop()
@@ -117,12 +117,12 @@ func (s *supervision) supervise() (Outcome, error) {
 			return s.conclude()
 		case <-s.lost:
 			s.lockLost()
-		case deadline := <-s.lock.Renewed():
+		case deadline := <-s.held.Renewed():
 			s.command.Renew(deadline)
 		case sig := <-s.run.signals:
 			s.command.Forward(sig.(unix.Signal))
 			s.signalled(sig.(unix.Signal))
-		case request := <-s.lock.StepDowns():
+		case request := <-s.held.StepDowns():
 			s.stepDown(request)
 		case <-timeout:
 			s.timeOut()
@@ -174,9 +174,9 @@ func after(d time.Duration) <-chan time.Time {
 func (s *supervision) lockLost() {
 	s.lost = nil
 	s.command.TellLost()
-	s.logLoss("lock lost, killing the command", s.lock.Err())
+	s.logLoss("lock lost, killing the command", s.held.Err())
 	if s.unkillable != "" {
-		s.run.nameUnkillable(s.unkillable, s.lock.Err() != nil)
+		s.run.nameUnkillable(s.unkillable, s.held.Err() != nil)
 	}
 }
 
@@ -247,7 +247,7 @@ func (s *supervision) askToEnd(by Asked) {
 
 func (s *supervision) stepDown(request lock.StepDown) {
 	s.askToEnd(ByStepDown)
-	s.lock.Prefer(request.To)
+	s.held.Prefer(request.To)
 	s.run.log.Warn("asked to step down by "+request.By+"; sending SIGTERM", "event", "stepping_down", "by", request.By)
 	s.startKillAfter(s.run.cfg.KillAfterSignal)
 }
@@ -276,7 +276,7 @@ func (s *supervision) handle(event child.Event) {
 		s.command.StopPglead()
 	case event.Unkillable != "":
 		s.unkillable = event.Unkillable
-		s.run.nameUnkillable(s.unkillable, s.lock.Err() != nil)
+		s.run.nameUnkillable(s.unkillable, s.held.Err() != nil)
 	case event.Leftovers != "" && s.run.cfg.WaitForLeftovers:
 		s.run.log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
 	case event.Leftovers != "":
@@ -306,7 +306,7 @@ func (s *supervision) conclude() (Outcome, error) {
 	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
 		// The guard has noticed the loss before the session. The session will soon have the reason.
 		select {
-		case <-s.lock.Lost():
+		case <-s.held.Lost():
 		case <-time.After(reasonPatience):
 		}
 	}
@@ -323,7 +323,7 @@ func (s *supervision) conclude() (Outcome, error) {
 		return Outcome{Asked: s.run.asked}, child.ErrGuardDied
 	}
 	if s.lost != nil { // supervise has not seen the loss
-		s.logLoss("lock lost", cmp.Or(s.lock.Err(), loss.Cause))
+		s.logLoss("lock lost", cmp.Or(s.held.Err(), loss.Cause))
 	}
 	return Outcome{Asked: s.run.asked}, loss
 }
@@ -333,7 +333,7 @@ func (s *supervision) loss(result child.Result) *LockLostError {
 	lost := &LockLostError{Database: session.Target(s.run.cfg.Lock.Session.Database)}
 	var cause *session.LostError
 	switch {
-	case errors.As(s.lock.Err(), &cause):
+	case errors.As(s.held.Err(), &cause):
 		lost.Cause, lost.SilentFor = cause.Cause, cause.SilentFor
 	case result.Ending == child.LeaseOver:
 		lost.Cause = session.ErrStopped

@@ -24,9 +24,9 @@ type Held struct {
 	showsEnd  bool         // the session's name will show the end
 	toCall    crowd.ToCall // whom in line it may have to call when it is done
 
-	asked     atomic.Bool             // to step down
-	stepDowns chan StepDown           // the first request
-	renewed   <-chan boottime.Instant // the item's share of the session's deadlines, in a list
+	stepDownPending atomic.Bool
+	stepDowns       chan StepDown           // the first request
+	renewed         <-chan boottime.Instant // the item's share of the session's deadlines, in a list
 
 	unrecorded bool      // the ledger lacks the run under a lock, and no warning has said so yet
 	stays      time.Time // the session stays until then, after the release

@@ -160,13 +160,13 @@ type StepDown struct {
 // StepDowns delivers the first request to step down, once it is known who asks.
 func (h *Held) StepDowns() <-chan StepDown { return h.stepDowns }
 
-// Asked says whether somebody has asked to step down, also if it isn't known yet who did.
-func (h *Held) Asked() bool { return h.asked.Load() }
+// StepDownPending says whether somebody has asked to step down, also if it isn't known yet who did.
+func (h *Held) StepDownPending() bool { return h.stepDownPending.Load() }
 
 // noteStepDown notes a request to step down, and finds out who asks. The session's reader calls it,
 // and the server may be slow or silent, so the answer comes later.
 func (h *Held) noteStepDown() {
-	if h.asked.Swap(true) {
+	if h.stepDownPending.Swap(true) {
 		return
 	}
 	go func() {

@@ -39,7 +39,7 @@ func TestStepDown(t *testing.T) {
 		}
 		select {
 		case request := <-h.StepDowns():
-			if want := (lock.StepDown{By: "cron on web1", To: to}); request != want || !h.Asked() {
+			if want := (lock.StepDown{By: "cron on web1", To: to}); request != want || !h.StepDownPending() {
 				t.Errorf("it is asked %+v, want %+v", request, want)
 			}
 		case <-time.After(longest):
