@@ -69,21 +69,21 @@ type Tally struct {
 // own session. When a session is lost, Each kills its commands and returns.
 func Each(cfg EachConfig) (Tally, error) {
 	cfg.Hooks = Hooks{}
-	p, err := begin(cfg.Config)
+	i, err := begin(cfg.Config)
 	if err != nil {
 		return Tally{}, err
 	}
-	return p.workOn(cfg)
+	return i.workOn(cfg)
 }
 
 // workOn works on a list, as Each describes it.
-func (p *process) workOn(cfg EachConfig) (tally Tally, err error) {
+func (i *instance) workOn(cfg EachConfig) (tally Tally, err error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	reportCtx, stopReport := context.WithCancel(context.Background())
 	defer stopReport()
 	e := &each{
-		process: p, cfg: cfg, cancel: cancel, stopReport: stopReport, warned: map[[2]string]bool{},
+		instance: i, cfg: cfg, cancel: cancel, stopReport: stopReport, warned: map[[2]string]bool{},
 		active: activeItems{byLock: map[lockkey.ID]*activeItem{}},
 		ends:   itemEnds{known: map[lockkey.ID]itemEnd{}},
 	}
@@ -112,7 +112,7 @@ func (p *process) workOn(cfg EachConfig) (tally Tally, err error) {
 
 // each is the work on one list.
 type each struct {
-	process    *process
+	instance   *instance
 	cfg        EachConfig
 	cancel     context.CancelCauseFunc
 	stopReport context.CancelFunc // of losses: called when a signal asks this process to end

@@ -102,7 +102,7 @@ func (a *activeItems) signal(sig os.Signal) {
 func (e *each) passOnSignals(stopped <-chan struct{}) {
 	for {
 		select {
-		case sig := <-e.process.caught:
+		case sig := <-e.instance.caught:
 			if interrupts(sig.(unix.Signal)) {
 				e.cancel(&InterruptedError{Signal: sig.(unix.Signal), OfList: true})
 				e.stopReport()

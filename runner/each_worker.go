@@ -278,7 +278,7 @@ func (w *worker) newRun(it *activeItem, held *lock.Held) *run {
 	cfg.Lock.Claim.Keys, cfg.Command, cfg.Env = []string{it.Key}, it.Command, append(slices.Clone(cfg.Env), it.Env...)
 	cfg.Lock.Observer = w.observer(it.ID)
 	return &run{
-		process: w.process, cfg: cfg, log: it.log, signals: it.signals, held: held,
+		instance: w.instance, cfg: cfg, log: it.log, signals: it.signals, held: held,
 		keepGuard: true, sharesSocket: w.common != nil && w.cfg.Parallel > 1,
 	}
 }
@@ -311,7 +311,7 @@ func (w *worker) countEnd(ran, ok bool) {
 // readyGuard makes sure that there is a guard for the next command.
 func (w *worker) readyGuard() (err error) {
 	if !w.guard.Idle() {
-		w.guard, err = w.process.newGuard(w.list.Session)
+		w.guard, err = w.instance.newGuard(w.list.Session)
 	}
 	return err
 }
