@@ -75,8 +75,8 @@ type Request struct {
 	Unkillable func(names string)
 }
 
-// graceEnd is when the tree gets SIGKILL if the lock is lost now. However long the LostGrace is, that
-// is before the server's lease is over, after which somebody else may get the lock.
+// graceEnd is when the tree gets SIGKILL if the lock is lost now. However long the LostGrace is,
+// that is before the server's lease is over, after which somebody else may get the lock.
 func (req *Request) graceEnd(deadline boottime.Instant) boottime.Instant {
 	return min(boottime.Now().Add(req.LostGrace), deadline.Add(req.MostGrace))
 }

@@ -27,7 +27,7 @@ var (
 // noteSenderAddress is where noteSender begins (sender_linux_*.s).
 var noteSenderAddress uintptr //nolint:gochecknoglobals // set by the linker
 
-// installSenderHandlers puts noteSender before the runtime's handler of the signals that are caught.
+// installSenderHandlers puts noteSender before the runtime's handler, for signals that are caught.
 func installSenderHandlers(signals ...unix.Signal) {
 	for _, sig := range signals {
 		if !installSenderHandler(sig) {
