@@ -103,16 +103,9 @@ type lastEnd struct {
 type peer struct {
 	role   uint32 // 0: not known
 	heldAt int    // seq when a look last showed that it holds the lock; 0: none did
-	// missed is when the first look was sent that didn't show it any more, or 0. It has no lock then, and
-	// may be gone.
+	// missed is when the first look was sent that didn't show it any more, or 0. It may be gone then, but
+	// a word that it said just before it freed the lock may still arrive.
 	missed boottime.Instant
-}
-
-// isGone says whether a session that speaks at this time may be another one, with the number of a
-// peer that is gone: it is a while since a look has missed that. (A word that the peer has said just
-// before it freed the lock may arrive after such a look.)
-func (p peer) isGone(at boottime.Instant) bool {
-	return p.missed != 0 && at.Sub(p.missed) > freeAfterClean
 }
 
 // Other sessions can't make the evidence remember more than this.
@@ -164,8 +157,8 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	e.seq++
 	// A peer that is empty means that the session was gone when its role was asked for, or that a look
 	// showed none. It said this earlier, or another session has its number now, so the role has to
-	// be asked for again. So it has to if the session may be gone.
-	if p := e.peers[pid]; p == (peer{}) || p.isGone(boottime.Now()) {
+	// be asked for again. So it has to if it is a while since a look has missed the session.
+	if p := e.peers[pid]; p == (peer{}) || p.missed != 0 && boottime.Now().Sub(p.missed) > freeAfterClean {
 		delete(e.peers, pid)
 	}
 	switch a.Word {
