@@ -6,7 +6,9 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -68,5 +70,43 @@ func TestUnconfirmedStartIsStopped(t *testing.T) {
 	}
 	if got := rows(t, server); got != "nightly stopped f t f" {
 		t.Errorf("the ledger: %s", got)
+	}
+}
+
+// TestMissingStandby: commits wait for a standby that is gone, but not those of a holder without
+// --quorum.
+func TestMissingStandby(t *testing.T) {
+	t.Parallel()
+	server := start(t, map[string]string{"synchronous_standby_names": "gone", "synchronous_commit": "on"})
+	dsn := server.DSN("postgres")
+	for name, claim := range map[string]lock.Claim{"exclusive": exclusive(7), "several": exclusive(9, 10), "slots": slots(21, 1)} {
+		cfg := config(t, dsn, claim)
+		h := acquire(t, cfg)
+		next := contend(t, cfg)
+		line := claim.IDs[0]
+		if claim.Gate != nil {
+			line = *claim.Gate
+		}
+		inLine(t, server, line, 1)
+		hurry(t, name+": the release", func() { release(t, h) })
+		h = next.held(t)
+		if delayed(next) {
+			t.Errorf("%s: %v", name, next.said())
+		}
+		hurry(t, name+": the second release", func() { release(t, h) })
+	}
+	release(t, acquire(t, config(t, dsn, shared(8))))
+	release(t, acquire(t, inTransaction(config(t, dsn, exclusive(7)))))
+
+	// Nor do they while a run with a quorum waits for that standby.
+	hanging := contend(t, leased(withQuorum(config(t, dsn, exclusive(30))), time.Hour))
+	eventually(t, "the token's commit hangs", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")[0] != "0"
+	})
+	release(t, acquire(t, config(t, dsn, exclusive(31))))
+	hanging.stop()
+	<-hanging.done
+	if hanging.err == nil {
+		t.Error("a token without its quorum is confirmed")
 	}
 }

@@ -137,9 +137,10 @@ const afterCommitQuery = "SELECT " + standbysNowSQL + `,
 const hiddenSender = "hidden"
 
 // confirmableSQL are SQL expressions of a transaction that is to be confirmed. They make the commit
-// wait for the standbys, whatever the role's default is, and write a few bytes of WAL, so that
-// there is something to confirm.
-const confirmableSQL = `pg_catalog.set_config('synchronous_commit', 'on', true),
+// wait for the standbys, and the server warn if somebody cancels that wait, whatever the role's
+// defaults are, which a pooler's connections have. They write a few bytes of WAL, so that there is
+// something to confirm.
+const confirmableSQL = `pg_catalog.set_config('client_min_messages', 'warning', true) OPERATOR(pg_catalog.||) pg_catalog.set_config('synchronous_commit', 'on', true),
 	pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_logical_emit_message(true, 'pglead', ''), '0/0')`
 
 // commitRequest is a commit that evaluates these columns. judgeCommit judges its answer.
