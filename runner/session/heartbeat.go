@@ -187,7 +187,7 @@ func (s *Session) silence() error {
 	s.mu.Unlock()
 	switch {
 	case depends && second.Deadline() < heard.Add(leasetime.HolderShare(s.cfg.Lease)) && second.unanswered():
-		return fmt.Errorf("%w: %w", s.noQuorum(), ErrSilent)
+		return s.noQuorum() // this session's server does answer
 	case !s.unanswered():
 		return ErrStopped
 	}

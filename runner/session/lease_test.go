@@ -313,7 +313,7 @@ func TestGuardIsAhead(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-s.Done()
-		if err := s.Err(); !errors.Is(err, ErrUnconfirmed) || !errors.Is(err, ErrSilent) {
+		if err := s.Err(); !errors.Is(err, ErrUnconfirmed) || errors.Is(err, ErrSilent) {
 			t.Errorf("lost: %v", err)
 		}
 	})

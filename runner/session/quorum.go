@@ -84,7 +84,11 @@ func (s *Session) dependOn(second *Session) {
 			cause := errors.Unwrap(second.EndError())
 			// An *Error comes from judgeCommit, and explains itself. With ErrStopped the standbys
 			// are not at fault.
-			if !errors.As(cause, new(*Error)) && !errors.Is(cause, ErrStopped) {
+			switch {
+			case errors.As(cause, new(*Error)), errors.Is(cause, ErrStopped):
+			case errors.Is(cause, ErrSilent):
+				cause = s.noQuorum()
+			default:
 				cause = fmt.Errorf("%w: %w", s.noQuorum(), cause)
 			}
 			s.fail(cause)
