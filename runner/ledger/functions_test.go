@@ -373,15 +373,15 @@ func TestKeepsTheNewest(t *testing.T) {
 		t.Fatal(err)
 	}
 	query(t, server, `INSERT INTO pglead.run (number, sub, started, token, ended, outcome)
-SELECT 7, 1, now() - interval '1 day' * n, n, now() - interval '1 day' * n, CASE n WHEN 30 THEN 'ok' ELSE 'failed' END FROM generate_series(1, 40) AS n`)
+SELECT 7, 1, now() - interval '1 day' * n, n, now() - interval '1 day' * n, CASE n WHEN 30 THEN 'ok' WHEN 3 THEN 'stopped' ELSE 'failed' END FROM generate_series(1, 40) AS n`)
 	query(t, server, `INSERT INTO pglead.lock (number, sub, token, started, ended) VALUES (7, 1, 1, now() - interval '1 day', now() - interval '1 day'), (8, 1, 2, now() - interval '9 days', NULL)`)
 	run(t, a, "SELECT pglead.tidy_1(7, 1::smallint)")
-	expect(t, "the newest, and the last success", query(t, server, "SELECT count(*), max(token) FROM pglead.run"), "11 30")
+	expect(t, "the newest that began, the last success, and another", query(t, server, "SELECT count(*), max(token) FROM pglead.run"), "12 30")
 	if _, err := ledger.Prune(t.Context(), asking(owner), -time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, "older than what is to come", query(t, server, "SELECT count(*) FROM pglead.run"), "11")
-	expect(t, "what is older than five days", prune(t, owner, 108*time.Hour), "6")
+	expect(t, "older than what is to come", query(t, server, "SELECT count(*) FROM pglead.run"), "12")
+	expect(t, "what is older than five days", prune(t, owner, 108*time.Hour), "7")
 	expect(t, "the last success is spared", query(t, server, "SELECT count(*), max(token) FROM pglead.run"), "5 30")
 	expect(t, "a key that doesn't come back", prune(t, owner, 12*time.Hour), "6")
 	expect(t, "an open run", query(t, server, "SELECT number FROM pglead.lock"), "8")

@@ -37,8 +37,7 @@ const heldSQL = `((number, sub) IN (SELECT p.classid::bigint << 32 | p.objid::bi
 	OR pg_catalog.pg_is_in_recovery())`
 
 // begunSQL is an SQL condition on a row r of pglead.run: its command has begun. A list gives back a
-// lock that it has taken ahead, and a run may be interrupted before its command. These are no runs, but
-// older ledgers have rows of them (finish_1).
+// lock that it has taken ahead, and a run may be interrupted before its command. These are no runs.
 const begunSQL = "(r.outcome <> 'stopped' OR r.status IS NOT NULL)"
 
 // epoch is an SQL expression for microseconds since 1970, or the word infinity. That is also said of

@@ -299,10 +299,9 @@ BEGIN
 END $$;
 
 -- finish_1 notes the end of a run of one lock, whose command has been dead for p_ago. It needs no
--- lock, only the token, and the role that started the run. A run that was stopped before its command
--- began was none, and leaves no row in pglead.run. The function doesn't use greatest, least, or IN
+-- lock, only the token, and the role that started the run. It doesn't use greatest, least, or IN
 -- with a variable: the first of them in a session makes the server look through all operator
--- classes for the type, which would take a fifth of its time.
+-- classes for the type, which would take a fifth of the function's time.
 CREATE OR REPLACE FUNCTION pglead.finish_1(p_number bigint, p_sub smallint, p_token bigint, p_outcome text, p_status integer, p_ago interval) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 	WITH ended AS (
@@ -315,16 +314,16 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 		WHERE number = p_number AND sub = p_sub AND token = p_token
 			AND started IS NOT NULL AND ended IS NULL AND role = session_user AND p_ago >= '0'
 			AND p_outcome IN ('ok', 'failed', 'timeout', 'lost', 'killed', 'stopped')
-		RETURNING number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited),
-	noted AS (
-		INSERT INTO pglead.run (number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
-		SELECT * FROM ended WHERE outcome <> 'stopped' OR status IS NOT NULL ON CONFLICT DO NOTHING)
-	SELECT token FROM ended
+		RETURNING number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
+	INSERT INTO pglead.run (number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
+	SELECT * FROM ended ON CONFLICT DO NOTHING
+	RETURNING token
 $$;
 
 -- tidy_1 is called after the end of a reader, and now and then after that of any run. It makes the
--- last success of the readers that of the lock, and keeps only the newest runs of each lock. A ledger
--- that was restored without its rows has no setting, so it keeps the default number of runs.
+-- last success of the readers that of the lock, and keeps only the newest runs of each lock, among
+-- which those that were stopped before their commands began don't count, since nobody is shown them.
+-- A ledger that was restored without its rows has no setting, so it keeps the default number of runs.
 CREATE OR REPLACE FUNCTION pglead.tidy_1(p_number bigint, p_sub smallint) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 	UPDATE pglead.lock AS l SET ok_started = r.ok_started, ok_ended = r.ok_ended, ok_host = r.ok_host
@@ -332,7 +331,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 		ORDER BY o.ok_ended DESC LIMIT 1) AS r
 	WHERE l.number = p_number AND l.sub = p_sub AND l.reader = 0 AND (l.ok_ended IS NULL OR l.ok_ended < r.ok_ended);
 	DELETE FROM pglead.run AS u WHERE u.number = p_number AND u.sub = p_sub AND u.started < (
-		SELECT o.started FROM pglead.run AS o WHERE o.number = p_number AND o.sub = p_sub
+		SELECT o.started FROM pglead.run AS o WHERE o.number = p_number AND o.sub = p_sub AND (o.outcome <> 'stopped' OR o.status IS NOT NULL)
 		ORDER BY o.started DESC OFFSET coalesce((SELECT s.keep FROM pglead.setting AS s), 1000) - 1 LIMIT 1)
 		AND u.started IS DISTINCT FROM (SELECT max(o.started) FROM pglead.run AS o WHERE o.number = p_number AND o.sub = p_sub AND o.outcome = 'ok');
 $$;
