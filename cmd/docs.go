@@ -31,13 +31,6 @@ func Docs(version, date string) (map[string]string, error) {
 
 func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
 
-// These lists say which commands have a part of a page.
-const (
-	runners = "run lead each"
-	lookers = "ls who stepdown " + ledgers + " doctor"
-	ledgers = "history check pause resume ledger"
-)
-
 func about(commands string, cmd *cobra.Command) bool {
 	return !cmd.HasParent() || slices.Contains(strings.Fields(commands), cmd.Name())
 }
@@ -46,10 +39,9 @@ func about(commands string, cmd *cobra.Command) bool {
 type exitMeaning struct{ status, commands, meaning string }
 
 func exitMeanings() []exitMeaning {
-	const (
-		others   = " key version completion"
-		database = runners + " " + lookers
-	)
+	const others = " key version completion"
+	runners, ledgers := namesIn(toRun), namesIn(toRemember)
+	database := strings.Join([]string{runners, namesIn(toLook), ledgers, "doctor"}, " ")
 	code := func(status int, commands, meaning string) exitMeaning {
 		return exitMeaning{strconv.Itoa(status), commands, meaning}
 	}
@@ -183,7 +175,7 @@ func (p *manual) exitStatus(cmd *cobra.Command) {
 			p.entry(e.status, e.meaning)
 		}
 	}
-	if about(runners, cmd) {
+	if about(namesIn(toRun), cmd) {
 		p.text("\nInterrupted before the command started, pglead dies of that signal, and nothing stays locked.")
 	}
 }
@@ -260,7 +252,7 @@ func (p *manual) environment(cmd *cobra.Command) {
 		p.entry("PGLEAD_DSN, DATABASE_URL, PGHOST, PGPORT, PGDATABASE, PGUSER, PGPASSWORD, ...",
 			"The database, in this order, where --dsn doesn't name it; the last are libpq's, of which all count.")
 	}
-	if about(runners, cmd) {
+	if about(namesIn(toRun), cmd) {
 		p.text("\nThe command gets the variables that follow. The options' variables are kept from it, and PGLEAD_DSN is withheld unless --pass-dsn is given.")
 		for _, v := range commandVariables() {
 			p.entry(v[0], v[1])

@@ -108,7 +108,7 @@ func flagMistake(cmd *cobra.Command, err error) error {
 		}
 		meant := meantFlag(cmd.Flags(), name)
 		switch {
-		case hintForOthers(name) != "" && about(runners, cmd):
+		case hintForOthers(name) != "" && about(namesIn(toRun), cmd):
 			hint = hintForOthers(name)
 		case meant != "":
 			hint = didYouMean("--"+meant, hint)

@@ -74,7 +74,7 @@ func (w *checkedWriter) Write(p []byte) (int, error) {
 // wantsJSON says whether the messages are to be in JSON, also where the flags could not be read
 // to their end. It may take an argument of the job for the flag if there is no -- between them.
 func wantsJSON(args []string) bool {
-	if len(args) == 0 || !slices.Contains(strings.Fields(runners), args[0]) {
+	if len(args) == 0 || !slices.Contains(strings.Fields(namesIn(toRun)), args[0]) {
 		return false
 	}
 	format := os.Getenv(envName("log-format"))
@@ -161,7 +161,26 @@ kills the command and everything it started when the connection is lost.`,
 	return root
 }
 
-// subcommand is one of pglead's commands. Those of a group have a heading in help.
+// The groups of commands, by their headings in help.
+const (
+	toRun      = "Run a command:"
+	toLook     = "Look at locks, and hand over:"
+	toRemember = "Remember runs (ledger):"
+	toSetUp    = "Set up:"
+)
+
+// namesIn are the names of a group's commands, with spaces between them.
+func namesIn(group string) string {
+	var names []string
+	for _, c := range commands() {
+		if c.group == group {
+			names = append(names, c.name)
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// subcommand is one of pglead's commands.
 type subcommand struct {
 	group, name string
 	make        func(u *ui) *cobra.Command
@@ -171,31 +190,25 @@ type subcommand struct {
 // add one:
 //
 //	its function       in a file of its name, and here
-//	its exit statuses  exitMeanings in docs.go, and the lists of commands above it
+//	its exit statuses  exitMeanings in docs.go
 //	its arguments      addCompletions in complete.go
 //	its text           REFERENCE.md, and its name in testdata/script/usage.txtar, which checks that
 //	                   its help fits 80 columns
 func commands() []subcommand {
-	const (
-		run      = "Run a command:"
-		look     = "Look at locks, and hand over:"
-		remember = "Remember runs (ledger):"
-		setUp    = "Set up:"
-	)
 	return []subcommand{
-		{run, "run", newRunCmd},
-		{run, "lead", newLeadCmd},
-		{run, "each", newEachCmd},
-		{look, "ls", newLsCmd},
-		{look, "who", newWhoCmd},
-		{look, "stepdown", newStepdownCmd},
-		{remember, "history", newHistoryCmd},
-		{remember, "check", newCheckCmd},
-		{remember, "pause", newPauseCmd},
-		{remember, "resume", newResumeCmd},
-		{remember, "ledger", newLedgerCmd},
-		{setUp, "doctor", newDoctorCmd},
-		{setUp, "key", newKeyCmd},
-		{setUp, "version", newVersionCmd},
+		{toRun, "run", newRunCmd},
+		{toRun, "lead", newLeadCmd},
+		{toRun, "each", newEachCmd},
+		{toLook, "ls", newLsCmd},
+		{toLook, "who", newWhoCmd},
+		{toLook, "stepdown", newStepdownCmd},
+		{toRemember, "history", newHistoryCmd},
+		{toRemember, "check", newCheckCmd},
+		{toRemember, "pause", newPauseCmd},
+		{toRemember, "resume", newResumeCmd},
+		{toRemember, "ledger", newLedgerCmd},
+		{toSetUp, "doctor", newDoctorCmd},
+		{toSetUp, "key", newKeyCmd},
+		{toSetUp, "version", newVersionCmd},
 	}
 }
