@@ -62,10 +62,12 @@ const mostSeats = 72
 // no line has to know its own role, too. Those in the server's own queue, of which there may be any
 // number, are left out.
 func LookQuery(ids []lockkey.ID, line lockkey.ID, listeners int) string {
-	return fmt.Sprintf(`WITH l AS MATERIALIZED (
-	SELECT *, %[1]s AND %[7]s AS mark, CASE WHEN %[1]s AND %[8]s THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
-	WHERE locktype = 'advisory' AND granted AND `+advisory.InThisDatabaseSQL+`
-		AND (%[1]s AND objid <> '%[3]d' OR %[4]s)),
+	inLine, mark, ticket := advisory.InLinesSQL(line), advisory.IsMarkSQL, advisory.IsTicketSQL
+	return `WITH l AS MATERIALIZED (
+	SELECT *, ` + inLine + ` AND ` + mark + ` AS mark, CASE WHEN ` + inLine + ` AND ` + ticket + ` THEN ` + advisory.PlaceSQL() + ` END AS place
+	FROM pg_catalog.pg_lock_status()
+	WHERE locktype = 'advisory' AND granted AND ` + advisory.InThisDatabaseSQL + `
+		AND (` + inLine + ` AND objid <> '` + fmt.Sprint(advisory.CommonTicket) + `' OR ` + advisory.AmongSQL(ids) + `)),
 own AS MATERIALIZED (SELECT place, pid, objid FROM l WHERE pid = pg_catalog.pg_backend_pid() AND place IS NOT NULL),
 line AS MATERIALIZED (
 	SELECT count(l.place) AS waiting, count(*) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) AS before, count(*) FILTER (WHERE l.mark) AS marked
@@ -75,11 +77,10 @@ SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.pid, a.use
 	line.waiting, line.before, line.marked,
 	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))
 FROM line LEFT JOIN own ON true
-	LEFT JOIN l ON NOT l.mark AND (l.place IS NULL OR own.place IS NULL OR l.pid = own.pid OR line.before < %[5]d AND (l.place, l.pid) < (own.place, own.pid))
-	LEFT JOIN LATERAL `+advisory.ActivityOfLockSQL+` AS a ON true
-ORDER BY l.place NULLS FIRST, l.pid LIMIT %[6]d`,
-		advisory.InLinesSQL(line), advisory.PlaceSQL(), advisory.CommonTicket, advisory.AmongSQL(ids), listeners, len(ids)+mostSeats,
-		advisory.IsMarkSQL, advisory.IsTicketSQL)
+	LEFT JOIN l ON NOT l.mark AND (l.place IS NULL OR own.place IS NULL OR l.pid = own.pid
+		OR line.before < ` + strconv.Itoa(listeners) + ` AND (l.place, l.pid) < (own.place, own.pid))
+	LEFT JOIN LATERAL ` + advisory.ActivityOfLockSQL + ` AS a ON true
+ORDER BY l.place NULLS FIRST, l.pid LIMIT ` + strconv.Itoa(len(ids)+mostSeats)
 }
 
 // showsAll says whether the look lists every holder of its locks.
