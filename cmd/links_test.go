@@ -62,7 +62,7 @@ func TestPackagedLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	web, examples := 0, 0
-	for _, page := range []string{"README.md", "CHANGELOG.md", "cmd/RECIPES.md", "cmd/REFERENCE.md", "runner/README.md"} {
+	for _, page := range []string{"README.md", "CHANGELOG.md", "cmd/RECIPES.md", "cmd/REFERENCE.md", "runner/README.md", "runner/WAYS.md"} {
 		if n := strings.Count(string(config), "{src: testdata/packaging/generated/pages/"+page+", "); n != 2 {
 			t.Errorf("packages and archives have %s %d times, want 2", page, n)
 		}

@@ -131,7 +131,7 @@ func testOtherPackages(t *testing.T, dist string) {
 		"/usr/bin/pglead", "/usr/share/man/man1/pglead-run.1.gz", "/usr/share/bash-completion/completions/pglead",
 		"/usr/share/zsh/site-functions/_pglead", "/usr/share/licenses/pglead/LICENSE",
 		"/usr/share/doc/pglead/README.md", "/usr/share/doc/pglead/cmd/RECIPES.md",
-		"/usr/share/doc/pglead/cmd/REFERENCE.md", "/usr/share/doc/pglead/runner/README.md",
+		"/usr/share/doc/pglead/cmd/REFERENCE.md", "/usr/share/doc/pglead/runner/README.md", "/usr/share/doc/pglead/runner/WAYS.md",
 	} {
 		if !slices.Contains(packaged, name) {
 			t.Errorf("the .rpm has no %s", name)

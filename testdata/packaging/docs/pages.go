@@ -14,7 +14,7 @@ const examples = "testdata/packaging/examples/"
 
 // packaged are the pages that packages have, in directories as they are here.
 func packaged() []string {
-	return []string{"README.md", "CHANGELOG.md", "cmd/RECIPES.md", "cmd/REFERENCE.md", "runner/README.md"}
+	return []string{"README.md", "CHANGELOG.md", "cmd/RECIPES.md", "cmd/REFERENCE.md", "runner/README.md", "runner/WAYS.md"}
 }
 
 // writePages writes the pages with links that lead somewhere: to another of them, to an
