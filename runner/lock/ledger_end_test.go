@@ -159,7 +159,7 @@ func TestEndsWhileLocked(t *testing.T) {
 	t.Parallel()
 	for _, ofList := range []bool{false, true} {
 		server, dsn := remembering(t, nil)
-		cfg := leased(ledgered(config(t, dsn, exclusive(7, 8, 9, 10))), 2*lease)
+		cfg := leased(ledgered(config(t, dsn, exclusive(7, 8, 9, 10))), 3*lease) // an answer may take 10.8 s
 		owner := as(t, server, "boss")
 		if !ofList {
 			held := ended(acquire(t, cfg), ledger.OK)
