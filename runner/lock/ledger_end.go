@@ -149,11 +149,11 @@ func (h *Held) recordAgain(ctx context.Context, err error) {
 
 // warnUnrecorded warns that the ledger was not told how the command ended, or probably not. If the
 // ledger is gone, or has no such run, the next start may have nothing to wait for, and the warning
-// doesn't say that it waits.
+// doesn't say that it waits. A waiter that has heard the end doesn't wait either.
 func (b *bid) warnUnrecorded(err error) {
 	text := "the end of the command could not be noted"
 	if !session.Undefined(err) && !errors.Is(err, errNoRun) {
-		text += ", so that the next start waits for its lock-delay"
+		text += ", so that the next start may wait for its lock-delay"
 	}
 	b.cfg.Log.Warn(text+": "+err.Error(), "event", "ledger")
 }
