@@ -1,7 +1,6 @@
 package evidence
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,7 +66,7 @@ func LookQuery(ids []lockkey.ID, line lockkey.ID, listeners int) string {
 	SELECT *, ` + inLine + ` AND ` + mark + ` AS mark, CASE WHEN ` + inLine + ` AND ` + ticket + ` THEN ` + advisory.PlaceSQL() + ` END AS place
 	FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND granted AND ` + advisory.InThisDatabaseSQL + `
-		AND (` + inLine + ` AND objid <> '` + fmt.Sprint(advisory.CommonTicket) + `' OR ` + advisory.AmongSQL(ids) + `)),
+		AND (` + inLine + ` AND objid <> '` + strconv.FormatUint(uint64(advisory.CommonTicket), 10) + `' OR ` + advisory.AmongSQL(ids) + `)),
 own AS MATERIALIZED (SELECT place, pid, objid FROM l WHERE pid = pg_catalog.pg_backend_pid() AND place IS NOT NULL),
 line AS MATERIALIZED (
 	SELECT count(l.place) AS waiting, count(*) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) AS before, count(*) FILTER (WHERE l.mark) AS marked
