@@ -38,9 +38,10 @@ func TestLostBeforeStart(t *testing.T) {
 				t.Fatalf("the token is never drawn: %s", first.said)
 			}
 			ask(t, server, "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7")
-			if !eventually(func() bool {
+			free := func() bool {
 				return ask(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7")[0] == "0"
-			}) {
+			}
+			if !eventually(free) {
 				t.Fatal("the lock is never lost")
 			}
 			newcomer := connected(t, server, "SELECT pg_advisory_lock(7)")
@@ -56,7 +57,9 @@ func TestLostBeforeStart(t *testing.T) {
 				!strings.HasSuffix(first.said.String(), " was lost: the server ended the session: terminating connection due to administrator command (57P01)\n") {
 				t.Errorf("status %d, want 69; it says %q", status, first.said)
 			}
-			_ = newcomer.Close(t.Context())
+			if _ = newcomer.Close(t.Context()); !eventually(free) {
+				t.Error("the newcomer keeps the lock")
+			}
 		})
 	}
 }
