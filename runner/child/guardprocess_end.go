@@ -3,6 +3,7 @@ package child
 import (
 	"cmp"
 	"encoding/binary"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -122,8 +123,10 @@ func (g *guardProcess) reapChildren() bool {
 		switch {
 		case err == unix.EINTR:
 			continue
-		case err != nil: // ECHILD
+		case err == unix.ECHILD:
 			return true
+		case err != nil: // a container may refuse the call; pglead takes over
+			syscall.Exit(1)
 		case pid == 0:
 			return false
 		case status.Stopped():

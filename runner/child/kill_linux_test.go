@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -59,6 +60,45 @@ func TestKillWithoutDescriptors(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestGuardDiesWithoutDescriptors: a guard is killed while this process may open no file, and so can't
+// see what the guard has left behind. The command does not count as dead before that has been seen.
+func TestGuardDiesWithoutDescriptors(t *testing.T) {
+	parent, err := child.NewParent(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	guard, err := parent.StartGuard(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	c, err := guard.StartCommand(t.Context(), roleRequest(child.Request{}, "tree", dir, "3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids := awaitRecords(dir, treeSize(3))
+	var before unix.Rlimit
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &before); err != nil {
+		t.Fatal(err)
+	}
+	limitFiles(t, 0, noFiles, before.Max)
+	defer limitFiles(t, 0, before.Cur, before.Max)
+	_ = unix.Kill(child.GuardPID(c), unix.SIGKILL)
+	select {
+	case e := <-c.Events():
+		if !strings.Contains(e.Unkillable, "can't be listed") {
+			t.Errorf("%+v", e)
+		}
+	case <-c.Done():
+		t.Error("the command counts as dead")
+	}
+	limitFiles(t, 0, before.Cur, before.Max)
+	if r := await(t, c); r.Ending != child.GuardDied {
+		t.Errorf("%+v", r)
+	}
+	assertDead(t, pids)
 }
 
 // limitFiles sets a process's limit of open files.

@@ -20,27 +20,29 @@ func checkProc() error { return nil }
 // children lists all descendants, not only the direct ones, except those in skip and what is below
 // them: here orphans may become init's children, so a process that is not killed together with its
 // parent is lost.
-func children(skip []int) []int {
-	var pids []int
-	for _, p := range descendants(skip) {
+func children(skip []int) (pids []int, err error) {
+	all, err := processes()
+	for _, p := range below(os.Getpid(), all, skip) {
 		pids = append(pids, p.pid)
 	}
-	return pids
+	return pids, err
 }
 
 // openChildList is -1: there is no such list here.
 func openChildList() int { return -1 }
 
-func (g *guardProcess) children() []int { return children(nil) }
+func (g *guardProcess) children() []int {
+	pids, _ := children(nil)
+	return pids
+}
 
 // processes asks ps, which is POSIX: the kernel interfaces differ between systems.
-func processes() []proc {
+func processes() (all []proc, err error) {
 	ps := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "comm=")
 	out, err := ps.Output()
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	var all []proc
 	for line := range strings.Lines(string(out)) {
 		fields := strings.Fields(line)
 		if len(fields) < 4 {
@@ -52,11 +54,12 @@ func processes() []proc {
 			all = append(all, proc{pid: pid, parent: parent, state: fields[2][0], name: strings.Join(fields[3:], " ")})
 		}
 	}
-	return all
+	return all, nil
 }
 
 func isStopped(pid int) bool {
-	return slices.ContainsFunc(processes(), func(p proc) bool { return p.pid == pid && p.state == 'T' })
+	all, _ := processes()
+	return slices.ContainsFunc(all, func(p proc) bool { return p.pid == pid && p.state == 'T' })
 }
 
 func remains(skip []int) []proc { return descendants(skip) }

@@ -1,6 +1,7 @@
 package child
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/signal"
@@ -42,9 +43,13 @@ func NewParent(stdin *os.File) (*Parent, error) {
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
+	before, err := children(nil)
+	if err != nil {
+		return nil, fmt.Errorf("list this process's children: %w", err)
+	}
 	p := &Parent{
 		input:      stdin,
-		before:     children(nil),
+		before:     before,
 		cgroup:     sync.OnceValue(ownCgroup),
 		noTerminal: sync.OnceValue(noTerminal),
 		threads:    sync.OnceValue(reserveThreads),
@@ -102,7 +107,8 @@ func (p *Parent) ReapOrphans() {
 	go func() {
 		for range died {
 			p.mu.Lock()
-			for _, pid := range children(p.guards) {
+			pids, _ := children(p.guards)
+			for _, pid := range pids {
 				_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
 			}
 			p.mu.Unlock()
@@ -146,10 +152,11 @@ func (p *Parent) killInPlaceOf(g *Guard, unkillable func(names string)) (killed 
 	for round, pause := 0, retryFirst; ; round, pause = round+1, min(2*pause, retryMost) {
 		gone := g.tryReap()
 		if !gone {
-			signalAll(below(g.pid, processes(), nil), unix.SIGKILL)
+			all, _ := processes()
+			signalAll(below(g.pid, all, nil), unix.SIGKILL)
 		}
-		left := p.killOrphans(round)
-		if gone && len(left) == 0 {
+		left, unseen := p.killOrphans(round)
+		if gone && len(left) == 0 && unseen == nil {
 			return killed
 		}
 		for _, pid := range left {
@@ -160,7 +167,11 @@ func (p *Parent) killInPlaceOf(g *Guard, unkillable func(names string)) (killed 
 		}
 		if !told && unkillable != nil && time.Since(began) > unkillableAfter {
 			told = true
-			unkillable(p.nameOrphans(g))
+			names := p.nameOrphans(g)
+			if unseen != nil {
+				names = cmp.Or(names, "they can't be listed: "+unseen.Error())
+			}
+			unkillable(names)
 		}
 		time.Sleep(pause)
 	}
@@ -174,17 +185,22 @@ func (p *Parent) nameOrphans(g *Guard) string {
 }
 
 // killOrphans kills, in this round, what dead guards have left behind, and returns those children
-// that are not reaped yet.
-func (p *Parent) killOrphans(round int) (left []int) {
+// that are not reaped yet. An error says that there may be more: until all were seen to be dead, the
+// lock has to stay held.
+func (p *Parent) killOrphans(round int) (left []int, unseen error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := p.ownChildren()
-	others := func() []int { return children(own) }
+	others := func() []int {
+		pids, err := children(own)
+		unseen = cmp.Or(unseen, err)
+		return pids
+	}
 	left = killBelow(round, others, own)
 	if len(left) == 0 && len(own) > 0 {
 		// The list may lack a child while another is reaped (proc(5)); the kernel is only
 		// certain when there are no children at all. So this looks twice.
 		left = killChildren(others)
 	}
-	return left
+	return left, unseen
 }

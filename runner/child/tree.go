@@ -47,7 +47,10 @@ func (p proc) alive() bool { return p.state != 'Z' && p.state != 'X' || p.thread
 
 // descendants lists the living processes below this one, except those in skip and
 // what is below them.
-func descendants(skip []int) []proc { return below(os.Getpid(), processes(), skip) }
+func descendants(skip []int) []proc {
+	all, _ := processes()
+	return below(os.Getpid(), all, skip)
+}
 
 // below picks a process's living descendants out of all processes, except those in skip and what is
 // below them.

@@ -26,17 +26,17 @@ func checkProc() error {
 }
 
 // children lists this process's direct children except those in skip. It is safe to signal them by
-// number: until this process reaps them, no other process gets that number.
-func children(skip []int) []int {
+// number: until this process reaps them, no other process gets that number. It fails if it can't
+// read /proc, for instance because this process or the whole machine is out of descriptors.
+func children(skip []int) (pids []int, err error) {
 	// Most processes have no children, and this call says so without a look at each thread.
 	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil); errors.Is(err, unix.ECHILD) {
-		return nil
+		return nil, nil
 	}
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	var pids []int
 	for _, task := range tasks { // each thread has children of its own (proc(5))
 		list, err := os.ReadFile("/proc/self/task/" + task.Name() + "/children")
 		if err != nil {
@@ -44,7 +44,7 @@ func children(skip []int) []int {
 		}
 		pids = append(pids, numbers(list, skip)...)
 	}
-	return pids
+	return pids, nil
 }
 
 // openChildList opens the list of the calling thread's children, or returns -1. In a guard that is
@@ -62,7 +62,8 @@ func openChildList() int {
 // children lists the guard's direct children. It opens no file if childList is open.
 func (g *guardProcess) children() []int {
 	if g.childList < 0 {
-		return children(nil)
+		pids, _ := children(nil) // only ECHILD is the end: see reapChildren
+		return pids
 	}
 	var list []byte
 	for part := make([]byte, 4096); ; {
@@ -88,28 +89,27 @@ func numbers(list []byte, skip []int) (pids []int) {
 }
 
 // childrenByScan is children for kernels without CONFIG_PROC_CHILDREN.
-func childrenByScan(skip []int) []int {
-	var pids []int
-	for _, p := range processes() {
+func childrenByScan(skip []int) (pids []int, err error) {
+	all, err := processes()
+	for _, p := range all {
 		if p.parent == os.Getpid() && !slices.Contains(skip, p.pid) {
 			pids = append(pids, p.pid)
 		}
 	}
-	return pids
+	return pids, err
 }
 
 // processes reads the whole process table.
-func processes() []proc {
+func processes() (all []proc, err error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	var all []proc
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
@@ -119,7 +119,7 @@ func processes() []proc {
 			all = append(all, p)
 		}
 	}
-	return all
+	return all, nil
 }
 
 func readProcess(pid int) (proc, bool) {
@@ -162,7 +162,8 @@ func remains(skip []int) []proc {
 			break
 		}
 		found = found[:0]
-		for _, pid := range slices.Backward(children(skip)) {
+		pids, _ := children(skip)
+		for _, pid := range slices.Backward(pids) {
 			if p, ok := readProcess(pid); ok {
 				found = append(found, p)
 				if p.alive() {
