@@ -30,36 +30,62 @@ func TestSessionIsGone(t *testing.T) {
 }
 
 // TestNumberReused: a session that was seen with the lock is gone, and a while later a stranger's has
-// its number. The stranger's word does not count as that of the role which the number had.
+// its number. No word of the stranger's shortens the wait, whatever token it names; that of a session
+// of the known one's role counts.
 func TestNumberReused(t *testing.T) {
-	all := func(a *Announcement) { a.Token = 1 << 62 }
-	for _, role := range []uint32{ours, theirs} {
-		for name, tt := range map[string]struct {
-			sent  time.Duration // before the word
-			asked uint32        // the role of who says it
-			delay time.Duration
-		}{
-			"its own word, just late": {sent: 0, delay: 0},
-			"a stranger":              {sent: time.Minute, asked: nobody, delay: theirDelay},
-			"a session that is gone":  {sent: time.Minute, asked: 0, delay: theirDelay},
-			"another of its role":     {sent: time.Minute, asked: role, delay: 0},
-		} {
-			h := newTold(t)
-			h.looks(holds(holder, role, 5))
-			h.says(speaker, Started, 9)
-			h.NoteRole(speaker, role)
-			h.shows(-tt.sent, holds(speaker, role, 9))
-			h.says(holder, Clean, 9, all)
-			if tt.sent > 0 {
-				h.wants(name+", before its role is known", theirDelay, true)
-				if wanted := h.RolesWanted(); !slices.Contains(wanted, holder) {
-					t.Errorf("%s: the roles of %v are wanted", name, wanted)
-				}
-				h.NoteRole(holder, tt.asked)
+	begin := func(t *testing.T, missedFor time.Duration) told {
+		t.Helper()
+		h := newTold(t)
+		h.looks(holds(third, theirs, 4))
+		h.says(third, Clean, 4)
+		h.looks(holds(holder, theirs, 5))
+		h.Saw(&Look{Role: ours, Sent: boottime.Now(), Received: boottime.Now().Add(-missedFor)}, lockkey.ID{Number: 7})
+		h.wants("before it speaks", theirDelay, true)
+		return h
+	}
+	for name, say := range map[string]func(told){
+		"nothing":          func(told) {},
+		"that it left":     func(h told) { h.says(holder, Left, 3) },
+		"an earlier end":   func(h told) { h.says(holder, Clean, 3) },
+		"that end":         func(h told) { h.says(holder, Clean, 5) },
+		"that death":       func(h told) { h.says(holder, Dead, 5) },
+		"all ends":         func(h told) { h.says(holder, Clean, 1<<62) },
+		"a run of its own": func(h told) { h.says(holder, Started, 9); h.says(holder, Clean, 9, alone) },
+	} {
+		for _, role := range []uint32{nobody, 0} {
+			h := begin(t, time.Minute)
+			say(h)
+			h.wants(name+", not yet", theirDelay, true)
+			for _, pid := range h.RolesWanted() {
+				h.NoteRole(pid, role)
 			}
-			h.wants(fmt.Sprintf("%s, role %d", name, role), tt.delay, true)
+			h.wants(fmt.Sprintf("%s, role %d", name, role), theirDelay, true)
+			h.looks()
+			h.wants(fmt.Sprintf("%s, role %d, and another look", name, role), theirDelay, true)
 		}
 	}
+	h := begin(t, time.Minute)
+	h.says(holder, Clean, 6)
+	h.NoteRole(holder, theirs)
+	h.wants("another of its role", 0, true)
+	h = begin(t, 0)
+	h.says(holder, Clean, 5, sinceMark)
+	h.wants("its own word, just late", 0, true)
+
+	// Its role was asked for when it was gone. What its number says later is asked about again.
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(holder, Clean, 5)
+	h.says(second, Started, 7)
+	h.NoteRole(second, 0)
+	h.looks()
+	h.says(second, Clean, 7)
+	wanted := h.RolesWanted()
+	if !slices.Contains(wanted, second) {
+		t.Errorf("the roles of %v are wanted", wanted)
+	}
+	h.NoteRole(second, 0)
+	h.wants("a start of a session that is gone, and its end", 0, true)
 }
 
 // TestConfirmedLate: a start counts with its holder's settings as soon as its session is known, whether it

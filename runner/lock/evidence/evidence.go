@@ -101,11 +101,9 @@ type lastEnd struct {
 
 // peer is what is known of another session.
 type peer struct {
-	role   uint32 // 0: not known
-	heldAt int    // seq when a look last showed that it holds the lock; 0: none did
-	// missed is when the first look was sent that didn't show it any more, or 0. It may be gone then, but
-	// a word that it said just before it freed the lock may still arrive.
-	missed boottime.Instant
+	role   uint32           // 0: not known
+	heldAt int              // seq when a look last showed that it holds the lock; 0: none did
+	missed boottime.Instant // when the answer of the first look came that didn't show it any more, or 0
 }
 
 // Other sessions can't make the evidence remember more than this.
@@ -157,10 +155,11 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	e.seq++
 	// A peer that is empty means that the session was gone when its role was asked for, or that a look
 	// showed none. It said this earlier, or another session has its number now, so the role has to
-	// be asked for again. So it has to if it is a while since a look has missed the session.
-	if p := e.peers[pid]; p == (peer{}) || p.missed != 0 && boottime.Now().Sub(p.missed) > freeAfterClean {
+	// be asked for again.
+	if e.peers[pid] == (peer{}) {
 		delete(e.peers, pid)
 	}
+	e.retireNumber(pid)
 	switch a.Word {
 	case Started:
 		e.noteStart(knownStart{pid: pid, token: a.Token, outlives: a.outlives()})
@@ -240,8 +239,8 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID) {
 		switch {
 		case !slices.ContainsFunc(e.starts, func(s knownStart) bool { return s.pid == pid }):
 			delete(e.peers, pid)
-		case p.missed == 0 && l.showsAll():
-			p.missed = l.Sent // unless it is shown: see below
+		case p.missed == 0 && p != (peer{}) && l.showsAll() && pid != e.silenced.PID:
+			p.missed = l.Received // unless sawHolder sees it
 			e.peers[pid] = p
 		}
 	}

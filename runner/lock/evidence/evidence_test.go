@@ -81,7 +81,7 @@ func (h told) looks(holders ...Seat) {
 
 // shows lets the look that was sent last show these holders. It was sent so much later than now.
 func (h told) shows(later time.Duration, holders ...Seat) {
-	h.Saw(&Look{Role: ours, Holders: holders, Sent: boottime.Now().Add(later)}, lockkey.ID{Number: 7})
+	h.Saw(&Look{Role: ours, Holders: holders, Sent: boottime.Now().Add(later), Received: boottime.Now()}, lockkey.ID{Number: 7})
 }
 
 func (h told) wants(what string, delay time.Duration, covers bool) {
