@@ -77,7 +77,7 @@ func (r *run) untilSignal(f func(context.Context)) {
 	ctx, taker := interruptible(r.signals)
 	bounded, cancel := ctx, func() {}
 	if r.asked.Has(BySignal) {
-		bounded, cancel = context.WithTimeout(ctx, lock.PatienceAtEnd)
+		bounded, cancel = context.WithTimeoutCause(ctx, lock.PatienceAtEnd, lock.ErrTooLate)
 	}
 	defer cancel()
 	f(bounded)

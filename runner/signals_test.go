@@ -80,8 +80,8 @@ func TestUntilSignal(t *testing.T) {
 	})
 }
 
-// TestUntilSignalAfterSignal: a signal that came before a report leaves it PatienceAtEnd, and the next one
-// ends it.
+// TestUntilSignalAfterSignal: a signal that came before a report leaves it PatienceAtEnd, and the next
+// one ends it.
 func TestUntilSignalAfterSignal(t *testing.T) {
 	for _, second := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
 )
@@ -377,6 +376,9 @@ SELECT 7, 1, now() - interval '1 day' * n, n, now() - interval '1 day' * n, CASE
 	query(t, server, `INSERT INTO pglead.lock (number, sub, token, started, ended) VALUES (7, 1, 1, now() - interval '1 day', now() - interval '1 day'), (8, 1, 2, now() - interval '9 days', NULL)`)
 	run(t, a, "SELECT pglead.tidy_1(7, 1::smallint)")
 	expect(t, "the newest that began, the last success, and another", query(t, server, "SELECT count(*), max(token) FROM pglead.run"), "12 30")
+	query(t, server, "INSERT INTO pglead.run (number, sub, started, token, outcome) SELECT 6, 1, now() - interval '1 day' * n, n, 'stopped' FROM generate_series(1, 40) AS n")
+	run(t, a, "SELECT pglead.tidy_1(6, 1::smallint)")
+	expect(t, "the newest of those that didn't", query(t, server, "WITH gone AS (DELETE FROM pglead.run WHERE number = 6 RETURNING token) SELECT count(*), max(token) FROM gone"), "10 10")
 	if _, err := ledger.Prune(t.Context(), asking(owner), -time.Hour); err != nil {
 		t.Fatal(err)
 	}
@@ -385,15 +387,4 @@ SELECT 7, 1, now() - interval '1 day' * n, n, now() - interval '1 day' * n, CASE
 	expect(t, "the last success is spared", query(t, server, "SELECT count(*), max(token) FROM pglead.run"), "5 30")
 	expect(t, "a key that doesn't come back", prune(t, owner, 12*time.Hour), "6")
 	expect(t, "an open run", query(t, server, "SELECT number FROM pglead.lock"), "8")
-}
-
-// TestSomeEndsTidyUp: some ends also tidy up, though a quiet server draws only odd tokens.
-func TestSomeEndsTidyUp(t *testing.T) {
-	tidy := 0
-	for i := range int64(64_000) {
-		tidy += len(ledger.End{Outcome: ledger.OK}.RecordSQL(lockkey.ID{Number: 7}, 1<<48+2*i+1, false, "off")) - 1
-	}
-	if tidy < 500 || tidy > 2000 {
-		t.Errorf("of 64,000 runs %d tidy up", tidy)
-	}
 }

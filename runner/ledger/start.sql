@@ -321,9 +321,10 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 $$;
 
 -- tidy_1 is called after the end of a reader, and now and then after that of any run. It makes the
--- last success of the readers that of the lock, and keeps only the newest runs of each lock, among
--- which those that were stopped before their commands began don't count, since nobody is shown them.
--- A ledger that was restored without its rows has no setting, so it keeps the default number of runs.
+-- last success of the readers that of the lock, and keeps only the newest runs of each lock. Those
+-- that were stopped before their commands began don't count among them, since nobody is shown them: of
+-- these it keeps as many. A ledger that was restored without its rows has no setting, so it keeps the
+-- default number of runs.
 CREATE OR REPLACE FUNCTION pglead.tidy_1(p_number bigint, p_sub smallint) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 	UPDATE pglead.lock AS l SET ok_started = r.ok_started, ok_ended = r.ok_ended, ok_host = r.ok_host
@@ -334,4 +335,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 		SELECT o.started FROM pglead.run AS o WHERE o.number = p_number AND o.sub = p_sub AND (o.outcome <> 'stopped' OR o.status IS NOT NULL)
 		ORDER BY o.started DESC OFFSET coalesce((SELECT s.keep FROM pglead.setting AS s), 1000) - 1 LIMIT 1)
 		AND u.started IS DISTINCT FROM (SELECT max(o.started) FROM pglead.run AS o WHERE o.number = p_number AND o.sub = p_sub AND o.outcome = 'ok');
+	DELETE FROM pglead.run AS u WHERE u.number = p_number AND u.sub = p_sub AND u.outcome = 'stopped' AND u.status IS NULL AND u.started < (
+		SELECT o.started FROM pglead.run AS o WHERE o.number = p_number AND o.sub = p_sub AND o.outcome = 'stopped' AND o.status IS NULL
+		ORDER BY o.started DESC OFFSET coalesce((SELECT s.keep FROM pglead.setting AS s), 1000) - 1 LIMIT 1);
 $$;

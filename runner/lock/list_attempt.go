@@ -74,7 +74,11 @@ func (a *Attempt) Settle(ctx context.Context) (*Held, error) {
 func (a *Attempt) SettleAtOnce(ctx context.Context) (*Held, error) {
 	a.bid.mustNotWait = true
 	h, err := a.Settle(ctx)
-	a.kept = errors.Is(err, ErrDelayed) && a.bid.listener.on
+	if errors.Is(err, ErrDelayed) {
+		a.kept = a.bid.listener.on
+		a.Close()
+		a.show(0) // without this item's key
+	}
 	return h, err
 }
 
@@ -157,8 +161,8 @@ func (a *Attempt) giveBack(ctx context.Context) error {
 }
 
 // Close ends the attempt. The lock is free by now, or was lost. The session stops listening for the
-// item, unless KeepListening was called, or SettleAtOnce put the start off. A second Close, or one after GiveBack, does nothing
-// if no other attempt at the item has begun.
+// item, unless KeepListening was called, or SettleAtOnce put the start off. A second Close, or one
+// after GiveBack, does nothing if no other attempt at the item has begun.
 func (a *Attempt) Close() {
 	if a.checkTimer != nil {
 		a.checkTimer.Stop()

@@ -1,8 +1,8 @@
 package lock
 
-// The ways of locking (runner/WAYS.md), which a run may combine, are several locks, slots (Claim.Gate), shared
-// (Claim.Shared), in a transaction and with a quorum (fields of the session's Config), of a list
-// (List), and with a ledger. First come the questions that mix several of these, or that several
+// The ways of locking (runner/WAYS.md), which a run may combine, are several locks, slots
+// (Claim.Gate), shared (Claim.Shared), in a transaction and with a quorum (fields of the session's
+// Config), of a list (List), and with a ledger. First come the questions that mix several of these, or that several
 // files ask; at the end, a table of the differences that sit in one place. To add a way: its field,
 // a row in that table, and its flag; then see what each question here has to answer for it.
 

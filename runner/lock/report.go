@@ -100,7 +100,7 @@ func (r *report) send(ctx context.Context) {
 	if !r.announces && r.owing == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, r.most, errTooLate)
+	ctx, cancel := context.WithTimeoutCause(ctx, r.most, ErrTooLate)
 	defer cancel()
 	cfg := &r.runs[0].cfg
 	if err := r.persist(ctx); err != nil {
@@ -113,7 +113,8 @@ func (r *report) send(ctx context.Context) {
 	}
 }
 
-var errTooLate = errors.New("the database did not answer in time")
+// ErrTooLate is the reason if the time for a report is over.
+var ErrTooLate = errors.New("the database did not answer in time")
 
 // persist calls try until it succeeds, fails for a reason that isn't waited out, or ctx ends.
 func (r *report) persist(ctx context.Context) error {

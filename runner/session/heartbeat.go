@@ -187,7 +187,7 @@ func (s *Session) silence() error {
 	s.mu.Unlock()
 	switch {
 	case depends && second.Deadline() < heard.Add(leasetime.HolderShare(s.cfg.Lease)) && second.unanswered():
-		return s.noQuorum() // this session's server does answer
+		return s.silentStandbys()
 	case !s.unanswered():
 		return ErrStopped
 	}

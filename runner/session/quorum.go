@@ -87,7 +87,7 @@ func (s *Session) dependOn(second *Session) {
 			switch {
 			case errors.As(cause, new(*Error)), errors.Is(cause, ErrStopped):
 			case errors.Is(cause, ErrSilent):
-				cause = s.noQuorum()
+				cause = s.silentStandbys()
 			default:
 				cause = fmt.Errorf("%w: %w", s.noQuorum(), cause)
 			}
@@ -108,6 +108,23 @@ func (s *Session) noQuorum() *Error {
 		err: ErrUnconfirmed, at: s.cfg.Database,
 	}
 }
+
+// silentStandbys is the cause of a loss if the second session is silent: ErrUnconfirmed and ErrSilent.
+// If this session's server answers, the text doesn't say that it does not.
+func (s *Session) silentStandbys() error {
+	if s.unanswered() {
+		return fmt.Errorf("%w: %w", s.noQuorum(), ErrSilent)
+	}
+	return unspoken{s.noQuorum(), ErrSilent}
+}
+
+// unspoken is an error with a cause that its text leaves out.
+type unspoken struct {
+	error
+	cause error
+}
+
+func (e unspoken) Unwrap() []error { return []error{e.error, e.cause} }
 
 // standbysNowSQL are SQL expressions by which a commit shows whether it can have waited for
 // standbys, and on which server: a pooler may lead to another one from one commit to the next. The

@@ -130,3 +130,22 @@ func TestOnceIsNotAskedAgain(t *testing.T) {
 		}
 	})
 }
+
+// TestAllSilent: neither session's server answers, and the cause says so.
+func TestAllSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, second := newSilent(t), newSilent(t)
+		s.dependOn(second.Session)
+		s.StartHeartbeat()
+		for _, c := range []*silent{s, second} {
+			go func() {
+				for _, err := c.server.Receive(); err == nil; _, err = c.server.Receive() {
+				}
+			}()
+		}
+		<-s.Done()
+		if err := s.Err(); !errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), ErrSilent.Error()) {
+			t.Errorf("lost: %v", err)
+		}
+	})
+}
