@@ -125,7 +125,7 @@ func (g *guardProcess) reapChildren() bool {
 			continue
 		case err == unix.ECHILD:
 			return true
-		case err != nil: // a container may refuse the call; pglead takes over
+		case err != nil: // the system refuses the call, so nobody knows: pglead keeps the lock
 			syscall.Exit(1)
 		case pid == 0:
 			return false

@@ -197,7 +197,7 @@ func (p *Parent) killOrphans(round int) (left []int, unseen error) {
 		return pids
 	}
 	left = killBelow(round, others, own)
-	if len(left) == 0 && len(own) > 0 {
+	if len(left) == 0 {
 		// The list may lack a child while another is reaped (proc(5)); the kernel is only
 		// certain when there are no children at all. So this looks twice.
 		left = killChildren(others)

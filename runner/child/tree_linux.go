@@ -26,8 +26,8 @@ func checkProc() error {
 }
 
 // children lists this process's direct children except those in skip. It is safe to signal them by
-// number: until this process reaps them, no other process gets that number. It fails if it can't
-// read /proc, for instance because this process or the whole machine is out of descriptors.
+// number: until this process reaps them, no other process gets that number. It fails if /proc can't be
+// read, for instance because this process or the whole machine is out of descriptors.
 func children(skip []int) (pids []int, err error) {
 	// Most processes have no children, and this call says so without a look at each thread.
 	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil); errors.Is(err, unix.ECHILD) {
@@ -115,34 +115,45 @@ func processes() (all []proc, err error) {
 		if err != nil {
 			continue
 		}
-		if p, ok := readProcess(pid); ok {
+		p, err := readStat(pid)
+		switch {
+		case err == nil:
 			all = append(all, p)
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM): // others: it is gone, or hidden
+			return nil, err
 		}
 	}
 	return all, nil
 }
 
-func readProcess(pid int) (proc, bool) {
+func readProcess(pid int) (p proc, ok bool) {
+	p, err := readStat(pid)
+	return p, err == nil
+}
+
+func readStat(pid int) (proc, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return proc{}, false
+		return proc{}, err
 	}
 	// "pid (name) state ppid …", and a name may contain anything (proc(5)).
 	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
 	if open < 0 || end < open {
-		return proc{}, false
+		return proc{}, errStat
 	}
 	fields := strings.Fields(string(stat[end+1:]))
 	const threads = 17 // num_threads
 	if len(fields) <= threads || len(fields[0]) != 1 {
-		return proc{}, false
+		return proc{}, errStat
 	}
 	p := proc{pid: pid, state: fields[0][0], name: string(stat[open+1 : end])}
 	if p.parent, err = strconv.Atoi(fields[1]); err == nil {
 		p.threads, err = strconv.Atoi(fields[threads])
 	}
-	return p, err == nil
+	return p, err
 }
+
+var errStat = errors.New("not the form of proc(5)")
 
 func isStopped(pid int) bool {
 	p, ok := readProcess(pid)

@@ -16,7 +16,7 @@ type bid struct {
 	Session *session.Session
 	cfg     Config
 
-	place    place                      // in line, if it is a waiter's; the session's reader writes to its mark
+	place    place                      // in line, or as a holder that calls; the session's reader writes to its mark
 	listener *listener                  // what it knows of others
 	guard    *guardStart                // for the command
 	show     func(describe.Description) // puts it into the session's comment
@@ -150,6 +150,7 @@ func (cfg *Config) firstTrySQL() string {
 func (b *bid) noteTry(won []advisory.Lock) (some bool) {
 	for _, l := range won {
 		g := grant{Lock: l, verdict: b.verdictOn(l.ID)}
+		b.listener.evidence[l.ID].NoteGranted()
 		if !b.cfg.Session.Quorum {
 			g.since = time.Now()
 		}

@@ -168,7 +168,7 @@ func (b *bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 func (b *bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.dropDraw(ctx)
 	if b.mustNotWait {
-		return ErrDelayed
+		return cmp.Or(b.Session.EndError(), ErrDelayed)
 	}
 	b.delayed = true
 	d := b.cfg.describe()

@@ -170,30 +170,6 @@ func (e *Evidence) dropStarts(w heardWord, also func(knownStart) bool) bool {
 	return len(e.starts) < known
 }
 
-// retireNumber is called when a session speaks. If a look has missed a known session of that number for
-// a while, which can't just have freed the lock, the speaker may be another's: the server reuses the
-// numbers. From then on the known session has a number that no session has, so that its starts stay
-// open, and the speaker's role is asked for.
-func (e *Evidence) retireNumber(pid uint32) {
-	p := e.peers[pid]
-	if p.missed == 0 || boottime.Now().Sub(p.missed) <= freeAfterClean {
-		return
-	}
-	retired := pid | 1<<31 // the system's numbers are smaller
-	delete(e.peers, pid)
-	e.peers[retired] = p
-	for i := range e.starts {
-		if e.starts[i].pid == pid {
-			e.starts[i].pid = retired
-		}
-	}
-	for i := range e.words {
-		if e.words[i].PID == pid {
-			e.words[i].PID = retired
-		}
-	}
-}
-
 // RolesWanted are the sessions whose roles have to be asked for; NoteRole takes the answers. Some
 // have announced the end of a run, which counts for nothing until the role is known. Others have
 // announced a start: when their end is heard they may be gone, and it would be too late to ask for

@@ -68,6 +68,26 @@ func TestNumberReused(t *testing.T) {
 	h.says(holder, Clean, 6)
 	h.NoteRole(holder, theirs)
 	h.wants("another of its role", 0, true)
+	for name, show := range map[string]func(told){
+		"in line": func(h told) {
+			h.Saw(&Look{Role: ours, Line: []Seat{{PID: holder, Role: nobody}}}, lockkey.ID{Number: 7})
+		},
+		"with the lock": func(h told) { h.looks(holds(holder, nobody, 9)) },
+		"after the waiter got the lock": func(h told) {
+			h.NoteGranted()
+			for pid, p := range h.peers {
+				p.missed -= boottime.Instant(time.Minute)
+				h.peers[pid] = p
+			}
+		},
+	} {
+		h = newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		show(h)
+		h.says(holder, Clean, 9)
+		h.NoteRole(holder, nobody)
+		h.wants("a stranger that is seen "+name, theirDelay, true)
+	}
 	h = begin(t, 0)
 	h.says(holder, Clean, 5, sinceMark)
 	h.wants("its own word, just late", 0, true)

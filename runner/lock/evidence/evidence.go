@@ -4,8 +4,8 @@
 // and ask it for a Verdict.
 //
 // Read it in this order: announcement.go (what holders say), look.go (what the server shows), the
-// table of states below, starts.go (whose commands may be alive), closing.go (whose word ends
-// what).
+// table of states below, starts.go (whose commands may be alive), peers.go (which session is which),
+// closing.go (whose word ends what).
 package evidence
 
 import (
@@ -99,13 +99,6 @@ type lastEnd struct {
 	at            boottime.Instant // when the last word that changed anything was applied
 }
 
-// peer is what is known of another session.
-type peer struct {
-	role   uint32           // 0: not known
-	heldAt int              // seq when a look last showed that it holds the lock; 0: none did
-	missed boottime.Instant // when the answer of the first look came that didn't show it any more, or 0
-}
-
 // Other sessions can't make the evidence remember more than this.
 const (
 	mostStarts = 64
@@ -159,7 +152,7 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	if e.peers[pid] == (peer{}) {
 		delete(e.peers, pid)
 	}
-	e.retireNumber(pid)
+	e.retireMissed(pid)
 	switch a.Word {
 	case Started:
 		e.noteStart(knownStart{pid: pid, token: a.Token, outlives: a.outlives()})
@@ -245,7 +238,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID) {
 		}
 	}
 	for _, w := range l.Line {
-		e.peers[w.PID] = peer{role: cmp.Or(w.Role, e.peers[w.PID].role), heldAt: e.peers[w.PID].heldAt}
+		e.meet(w.PID, w.Role)
 	}
 	silenced := e.silenced
 	e.silenced = Seat{}
@@ -270,7 +263,9 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID) {
 // it has had the lock ever since, however late it unlocks: the tries were refused because of this
 // holder, and not of an unknown one.
 func (e *Evidence) sawHolder(s Seat, sent boottime.Instant) {
-	e.peers[s.PID] = peer{role: cmp.Or(s.Role, e.peers[s.PID].role), heldAt: e.seq} // a session that is ending has no role any more
+	p := e.meet(s.PID, s.Role)
+	p.heldAt = e.seq
+	e.peers[s.PID] = p
 	isOver := func(w heardWord) bool {
 		return w.PID == s.PID && s.Token <= w.Token && (w.noted > e.asOf || sent.Sub(w.at) < freeAfterClean)
 	}

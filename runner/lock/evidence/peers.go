@@ -1,0 +1,69 @@
+package evidence
+
+import (
+	"cmp"
+
+	"github.com/pglead/pglead/runner/boottime"
+)
+
+// peer is what is known of another session.
+type peer struct {
+	role   uint32           // 0: not known
+	heldAt int              // seq when a look last showed that it holds the lock; 0: none did
+	missed boottime.Instant // since when it has had no lock: a look didn't show it, or the waiter got the lock; or 0
+}
+
+// meet notes a session that a look shows. If it has another role than the known one, only the number
+// is the same. A session that is ending has no role any more.
+func (e *Evidence) meet(pid, role uint32) peer {
+	if known := e.peers[pid].role; known != 0 && role != 0 && role != known {
+		e.retire(pid)
+	}
+	p := e.peers[pid]
+	p.role, p.missed = cmp.Or(role, p.role), 0
+	e.peers[pid] = p
+	return p
+}
+
+// NoteGranted notes that the waiter has the lock, so that no known session has it any more, except
+// other readers.
+func (e *Evidence) NoteGranted() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for pid, p := range e.peers {
+		if p.missed == 0 && p != (peer{}) && !e.shared {
+			p.missed = boottime.Now()
+			e.peers[pid] = p
+		}
+	}
+}
+
+// retireMissed is called when a session speaks. If the known session of that number has been missed
+// for a while, and so has not just freed the lock, the speaker may be another one: the server reuses
+// the numbers. Then its role is asked for.
+func (e *Evidence) retireMissed(pid uint32) {
+	if p := e.peers[pid]; p.missed != 0 && boottime.Now().Sub(p.missed) > freeAfterClean {
+		e.retire(pid)
+	}
+}
+
+// retire gives a known session, which is gone, a number that no session has, so that its starts stay
+// open when another session has its own.
+func (e *Evidence) retire(pid uint32) {
+	retired := pid | 1<<31 // the system's numbers are smaller
+	for e.peers[retired] != (peer{}) {
+		retired++
+	}
+	e.peers[retired] = e.peers[pid]
+	delete(e.peers, pid)
+	for i := range e.starts {
+		if e.starts[i].pid == pid {
+			e.starts[i].pid = retired
+		}
+	}
+	for i := range e.words {
+		if e.words[i].PID == pid {
+			e.words[i].PID = retired
+		}
+	}
+}
