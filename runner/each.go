@@ -101,6 +101,11 @@ func (i *instance) workOn(cfg EachConfig) (tally Tally, err error) {
 	for _, lost := range e.lost {
 		lost.Session.Close() // otherwise the session would keep the locks while their loss is reported
 	}
+	if reportCtx.Err() != nil { // a signal came before the report: see run.untilSignal
+		var stop context.CancelFunc
+		reportCtx, stop = context.WithTimeoutCause(context.Background(), lock.PatienceAtEnd, lock.ErrTooLate)
+		defer stop()
+	}
 	lock.ReportKilled(reportCtx, e.lost...)
 	err = context.Cause(ctx)
 	if lost := (*LockLostError)(nil); errors.As(err, &lost) {

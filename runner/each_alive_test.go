@@ -1,15 +1,18 @@
 package runner
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
@@ -199,5 +202,56 @@ func TestEachEndsWhileItReports(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Error("it goes on to report the loss")
+	}
+}
+
+// TestEachReportsAfterSignal: a signal came before the loss of a lock. Those who wait are told that its
+// command is dead all the same.
+func TestEachReportsAfterSignal(t *testing.T) {
+	server := testserver.Start(t, nil)
+	p, signals := signalsTo(t)
+	heard := make(chan string, 10)
+	database, err := pgconn.ParseConfig(server.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	database.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { heard <- n.Payload }
+	listener, err := pgconn.ConnectConfig(t.Context(), database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listener.Exec(t.Context(), `LISTEN "pglead.1.1"`).ReadAll(); err != nil {
+		t.Fatal(err)
+	}
+	interrupted, ready := make(chan struct{}), filepath.Join(t.TempDir(), "ready")
+	cfg := EachConfig{
+		Config: Config{Lock: lockOn(t, server), Path: "/bin/sh", CommandObserver: CommandObserver{Interrupted: func() { close(interrupted) }}},
+		Items:  slices.Values([]string{"1"}), Parallel: 1, Progress: func(Tally) {},
+		Task: func(item string) Task {
+			id, _ := lockkey.Parse(item)
+			return Task{Key: item, ID: id, Command: []string{"sh", "-c", "trap '' TERM; touch " + ready + "; while :; do sleep 0.1; done"}}
+		},
+	}
+	go func() {
+		testserver.Eventually(t, "the command is deaf", func() bool {
+			_, err := os.Stat(ready)
+			return err == nil
+		})
+		signals <- unix.SIGTERM
+		<-interrupted
+		testserver.Query(t, server, "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = 1")
+	}()
+	if _, err := p.workOn(cfg); !errors.As(err, new(*InterruptedError)) && !errors.As(err, new(*LockLostError)) {
+		t.Errorf("the list ends with %v", err)
+	}
+	last := ""
+	for !strings.HasPrefix(last, "dead ") {
+		wait, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		err := listener.WaitForNotification(wait)
+		cancel()
+		if err != nil {
+			t.Fatalf("nobody says that the command is dead, but %q: %v", last, err)
+		}
+		last = <-heard
 	}
 }

@@ -22,7 +22,7 @@ import (
 //	      pick           the next item that this process doesn't know to be done or under way here
 //	      readyGuard     the guard gets ready while the server answers
 //	      exchange       the round trip to the server (lock.List.Exchange)
-//	      settleOrSkip   settles the lock (lock.Attempt.Settle), or skips the item
+//	      settleOrSkip   settles the lock (lock.Attempt), or skips the item
 //	    releaseBeside    releases the last lock while the command runs
 //	      fetchAhead     after a brief command: fetches the next lock, too
 //	    runItem          runs the command under its lock
@@ -83,8 +83,8 @@ func (w *worker) loop(ctx context.Context) error {
 
 // fetch releases the lock of the last command, if there is one, and takes the lock of the next free
 // item. It waits for that item, and returns nil at the end of the list. If it fetches ahead, it
-// returns nil once the queue is empty or the command that runs has ended, whose lock has to be
-// released, and leaves the guard to that command.
+// returns nil once the queue is empty, an item has to be tried later, or the command that runs has
+// ended, whose lock has to be released; and it leaves the guard to that command.
 func (w *worker) fetch(ctx context.Context) (*activeItem, error) {
 	defer w.releaseLast() // also if there is nothing to try for
 	for {

@@ -65,8 +65,7 @@ func (r *run) afterRelease(err error) {
 	r.hook(hookReleased, nil)
 }
 
-// reportEnded tells the ledger, and those who wait for the lost lock, that the command had ended,
-// unless a signal asks this process to end.
+// reportEnded tells the ledger, and those who wait for the lost lock, that the command had ended.
 func (r *run) reportEnded() {
 	r.untilSignal(func(ctx context.Context) { lock.ReportEnded(ctx, r.held) })
 }

@@ -76,7 +76,8 @@ func MayStay(rank, waiting, free, of int) bool {
 	return lacking <= 0 || rank == 1 || rank <= waiting-lacking
 }
 
-// The backoffs follow. Each rejected login leaves a line in the server's log, so all of them grow.
+// The backoffs follow. Each attempt costs the server something, and a rejected login leaves a line in
+// its log, so all of them grow.
 
 // AwayBackoff is for a server that may be down.
 func AwayBackoff() *pace.Backoff { return pace.Doubling(200*time.Millisecond, 5*time.Second) }

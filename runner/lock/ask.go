@@ -88,6 +88,6 @@ func lateAfter(ctx context.Context) (later context.Context, cancel context.Cance
 
 // PatienceAtEnd is how long the end of a run still waits for a database that may be silent. Once the
 // run was asked to end, it limits the wait for an answer (lateAfter) and for a listener (Held.Call).
-// It also limits the report of a lost session if the command never started, or if no ledger waits
-// for its end.
+// It also limits the report of a lost session if a signal came before that, if the command never
+// started, or if no ledger waits for its end.
 const PatienceAtEnd = 2 * time.Second
