@@ -93,7 +93,7 @@ func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cob
 // keysRemembered are the ledger's keys, for commands that work on these.
 func keysRemembered(ctx context.Context, client *session.Client, command, prefix string) []string {
 	const most = 100
-	if !slices.Contains(strings.Fields(namesIn(toRemember)), command) {
+	if !isIn(toRemember, command) {
 		return nil
 	}
 	on, err := grantedLedger(ctx, client)

@@ -74,7 +74,7 @@ func (w *checkedWriter) Write(p []byte) (int, error) {
 // wantsJSON says whether the messages are to be in JSON, also where the flags could not be read
 // to their end. It may take an argument of the job for the flag if there is no -- between them.
 func wantsJSON(args []string) bool {
-	if len(args) == 0 || !slices.Contains(strings.Fields(namesIn(toRun)), args[0]) {
+	if len(args) == 0 || !isIn(toRun, args[0]) {
 		return false
 	}
 	format := os.Getenv(envName("log-format"))
@@ -178,6 +178,10 @@ func namesIn(group string) string {
 		}
 	}
 	return strings.Join(names, " ")
+}
+
+func isIn(group, command string) bool {
+	return slices.ContainsFunc(commands(), func(c subcommand) bool { return c.group == group && c.name == command })
 }
 
 // subcommand is one of pglead's commands.

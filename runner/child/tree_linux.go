@@ -26,8 +26,8 @@ func checkProc() error {
 }
 
 // children lists this process's direct children except those in skip. It is safe to signal them by
-// number: until this process reaps them, no other process gets that number. It fails if /proc can't be
-// read, for instance because this process or the whole machine is out of descriptors.
+// number: until this process reaps them, no other process gets that number. It fails if /proc can't
+// be read, for instance because this process or the whole machine is out of descriptors.
 func children(skip []int) (pids []int, err error) {
 	// Most processes have no children, and this call says so without a look at each thread.
 	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil); errors.Is(err, unix.ECHILD) {

@@ -159,11 +159,10 @@ func (e *Evidence) speaksOf(w heardWord, s knownStart) bool {
 	return s.token == w.Token
 }
 
-// dropStarts removes the starts that have a word's token, were noted before the word, and satisfy also.
-// It says whether there were any. Two kinds of words have a start dropped, and close
-// nothing: the word dead from the waiter's role, if the starting session was gone before its role
-// could be asked for; and the word clean of a stranger, for that stranger's own
-// start.
+// dropStarts removes the starts that have a word's token, were noted before the word, and satisfy
+// also. It says whether there were any. Two kinds of words have a start dropped, and close nothing:
+// the word dead from the waiter's role, if the starting session was gone before its role could be
+// asked for; and the word clean of a stranger, for that stranger's own start.
 func (e *Evidence) dropStarts(w heardWord, also func(knownStart) bool) bool {
 	known := len(e.starts)
 	e.starts = slices.DeleteFunc(e.starts, func(s knownStart) bool { return s.token == w.Token && s.noted < w.noted && also(s) })

@@ -228,13 +228,12 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID) {
 	defer e.mu.Unlock()
 	e.seq++
 	e.ownRole = cmp.Or(l.Role, e.ownRole)
-	for pid, p := range e.peers { // the server reuses the numbers of sessions
+	for pid := range e.peers { // the server reuses the numbers of sessions
 		switch {
 		case !slices.ContainsFunc(e.starts, func(s knownStart) bool { return s.pid == pid }):
 			delete(e.peers, pid)
-		case p.missed == 0 && p != (peer{}) && l.showsAll() && pid != e.silenced.PID:
-			p.missed = l.Received // unless sawHolder sees it
-			e.peers[pid] = p
+		case l.showsAll() && pid != e.silenced.PID:
+			e.miss(pid, l.Received) // unless it is met below
 		}
 	}
 	for _, w := range l.Line {

@@ -8,9 +8,10 @@ import (
 
 // peer is what is known of another session.
 type peer struct {
-	role   uint32           // 0: not known
-	heldAt int              // seq when a look last showed that it holds the lock; 0: none did
-	missed boottime.Instant // since when it has had no lock: a look didn't show it, or the waiter got the lock; or 0
+	role   uint32 // 0: not known
+	heldAt int    // seq when a look last showed that it holds the lock; 0: none did
+	// missed is since when it has had no lock: a look didn't show it, or the waiter got the lock; or 0.
+	missed boottime.Instant
 }
 
 // meet notes a session that a look shows. If it has another role than the known one, only the number
@@ -30,11 +31,18 @@ func (e *Evidence) meet(pid, role uint32) peer {
 func (e *Evidence) NoteGranted() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for pid, p := range e.peers {
-		if p.missed == 0 && p != (peer{}) && !e.shared {
-			p.missed = boottime.Now()
-			e.peers[pid] = p
+	for pid := range e.peers {
+		if !e.shared {
+			e.miss(pid, boottime.Now())
 		}
+	}
+}
+
+// miss notes that a known session has no lock since this time or earlier.
+func (e *Evidence) miss(pid uint32, since boottime.Instant) {
+	if p := e.peers[pid]; p.missed == 0 && p != (peer{}) {
+		p.missed = since
+		e.peers[pid] = p
 	}
 }
 
