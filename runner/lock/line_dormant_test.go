@@ -187,3 +187,35 @@ func TestDormantAfterWatch(t *testing.T) {
 	plain(t, dsn, "SELECT pg_notify('pglead.1.7', 'started 99 6000 0')") // which makes it look
 	eventually(t, "it asks whether somebody calls", asks(fmt.Sprintf("pg_try_advisory_xact_lock(%d)", advisory.CallOf(id(7)).Number)))
 }
+
+// TestDormantForgets: a waiter for several locks has seen the holder of one of them before it became
+// dormant. Nobody tells it of that holder's end, so that lock is not like one that it never asked for.
+func TestDormantForgets(t *testing.T) {
+	t.Parallel()
+	server := start(t, map[string]string{"max_connections": "200"})
+	dsn := server.DSN("postgres")
+	first, second := acquire(t, config(t, dsn, exclusive(7))), acquire(t, config(t, dsn, exclusive(8)))
+	var line []*contender
+	for range crowd.MostListeners {
+		line = append(line, contend(t, config(t, dsn, exclusive(7))))
+	}
+	inLine(t, server, id(7), len(line))
+	waiter := contend(t, config(t, dsn, exclusive(7, 8)))
+	inLine(t, server, id(7), len(line)+1)
+	listen := func(n int) func() bool {
+		return func() bool {
+			return query(t, server, fmt.Sprintf("SELECT count(*) %s AND objid <> %d", inLineSQL(id(7), 2), advisory.CommonTicket))[0] == fmt.Sprint(n)
+		}
+	}
+	eventually(t, "the last is dormant", listen(len(line)))
+	tear(t, server, second)
+	for _, c := range line {
+		c.stop()
+	}
+	for _, c := range line {
+		<-c.done
+	}
+	eventually(t, "it is the first now, and listens", listen(1))
+	release(t, first)
+	waitsBeside(t, waiter)
+}

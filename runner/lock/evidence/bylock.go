@@ -37,7 +37,8 @@ func (m ByLock) Saw(l *Look) {
 	}
 }
 
-// Forget forgets what was heard and seen of all locks, but not Contest and refusals.
+// Forget forgets what was heard and seen of all locks, except that others had them, or may have had
+// them.
 func (m ByLock) Forget() {
 	for _, e := range m {
 		e.Forget()

@@ -66,7 +66,7 @@ type Evidence struct {
 	shared    bool          // the waiter is a reader: other readers don't keep it out
 
 	mu        sync.Mutex
-	contested bool // by Contest, or by a refusal
+	contested bool // by Contest, by a refusal, or by what was forgotten
 	findings
 }
 
@@ -128,10 +128,12 @@ func (e *Evidence) Untouched() bool {
 	return e.state() == untouched
 }
 
-// Forget forgets what was heard and seen, but not Contest and refusals.
+// Forget forgets what was heard and seen, except that others had the lock, or may have had it: from
+// then on the waiter hears nothing of their ends.
 func (e *Evidence) Forget() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.contested = e.state() != untouched
 	e.findings = findings{peers: map[uint32]peer{}}
 }
 
