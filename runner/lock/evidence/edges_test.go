@@ -108,6 +108,28 @@ func TestNumberReused(t *testing.T) {
 	h.wants("a start of a session that is gone, and its end", 0, true)
 }
 
+// TestNumberGivenUp: only numbers that a session may have are asked about. A stranger has spoken, then
+// had the lock, and speaks again some time after a look has missed it, so that it may be another one.
+func TestNumberGivenUp(t *testing.T) {
+	h := newTold(t)
+	h.says(stranger, Clean, 1)
+	h.NoteRole(stranger, nobody)
+	h.looks(holds(stranger, nobody, 0))
+	h.Saw(&Look{Role: ours, Sent: boottime.Now(), Received: boottime.Now().Add(-time.Minute)}, lockkey.ID{Number: 7})
+	h.says(stranger, Clean, 1<<62, sinceMark)
+	h.wants("it may be another", theirDelay, true)
+	for _, what := range []string{"the word", "the look", "one more"} {
+		for _, pid := range h.RolesWanted() {
+			if pid != stranger {
+				t.Errorf("after %s the role of %d is wanted", what, pid)
+			}
+			h.NoteRole(pid, nobody)
+		}
+		h.wants("its role has ended its own run, "+what, 0, true)
+		h.looks()
+	}
+}
+
 // TestConfirmedLate: a start counts with its holder's settings as soon as its session is known, whether it
 // was heard before or after that.
 func TestConfirmedLate(t *testing.T) {

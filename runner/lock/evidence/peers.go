@@ -2,6 +2,7 @@ package evidence
 
 import (
 	"cmp"
+	"slices"
 
 	"github.com/pglead/pglead/runner/boottime"
 )
@@ -56,7 +57,8 @@ func (e *Evidence) retireMissed(pid uint32) {
 }
 
 // retire gives a known session, which is gone, a number that no session has, so that its starts stay
-// open when another session has its own.
+// open when another session has its own. Its words are forgotten: what they were to end is over by
+// now, or stays open. Otherwise the server would be asked for the role of that number.
 func (e *Evidence) retire(pid uint32) {
 	retired := pid | 1<<31 // the system's numbers are smaller
 	for e.peers[retired] != (peer{}) {
@@ -69,9 +71,5 @@ func (e *Evidence) retire(pid uint32) {
 			e.starts[i].pid = retired
 		}
 	}
-	for i := range e.words {
-		if e.words[i].PID == pid {
-			e.words[i].PID = retired
-		}
-	}
+	e.words = slices.DeleteFunc(e.words, func(w heardWord) bool { return w.PID == pid })
 }
