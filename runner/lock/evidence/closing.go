@@ -59,6 +59,9 @@ func (e *Evidence) applyWords() {
 		if w.Word == Dead && e.standingOf(w.PID) == asOwn {
 			e.dropStarts(w, func(s knownStart) bool { return !e.isConfirmed(s) })
 		}
+		if e.peers[w.PID].role != 0 {
+			e.cancelOwn(w)
+		}
 		if w.applied || !e.counts(w) {
 			continue
 		}
@@ -162,7 +165,7 @@ func (e *Evidence) speaksOf(w heardWord, s knownStart) bool {
 // dropStarts removes the starts that have a word's token, were noted before the word, and satisfy
 // also. It says whether there were any. Two kinds of words have a start dropped, and close nothing:
 // the word dead from the waiter's role, if the starting session was gone before its role could be
-// asked for; and the word clean of a stranger, for that stranger's own start.
+// asked for; and the word clean of a stranger, for that stranger's own start (cancelOwn).
 func (e *Evidence) dropStarts(w heardWord, also func(knownStart) bool) bool {
 	known := len(e.starts)
 	e.starts = slices.DeleteFunc(e.starts, func(s knownStart) bool { return s.token == w.Token && s.noted < w.noted && also(s) })
@@ -192,9 +195,28 @@ func (e *Evidence) RolesWanted() (pids []uint32) {
 	return pids
 }
 
-// NoteRole notes the role of a session that has spoken; role 0 says that the session is gone. If a
-// session is gone, or is a stranger, its word clean cancels the start that it announced itself,
-// and does nothing else: a stranger's start is not worth waiting for.
+// dropWords forgets the words of a session that is gone.
+func (e *Evidence) dropWords(pid uint32) {
+	for _, w := range e.words {
+		if w.PID == pid {
+			e.cancelOwn(w)
+		}
+	}
+	e.words = slices.DeleteFunc(e.words, func(w heardWord) bool { return w.PID == pid })
+}
+
+// cancelOwn removes the start that a stranger, or a session that is gone, has announced itself, if
+// this is its word clean. The word does nothing else: a stranger's start is not worth waiting for.
+func (e *Evidence) cancelOwn(w heardWord) {
+	if w.Word != Clean || e.standingOf(w.PID) > asStranger {
+		return
+	}
+	if e.dropStarts(w, func(s knownStart) bool { return s.pid == w.PID }) && e.last != nil {
+		e.last.at = boottime.Now()
+	}
+}
+
+// NoteRole notes the role of a session that has spoken; role 0 says that the session is gone.
 func (e *Evidence) NoteRole(pid, role uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -211,14 +233,8 @@ func (e *Evidence) NoteRole(pid, role uint32) {
 		}
 		e.applyWords()
 	}
-	for _, w := range e.words {
-		ended := w.PID == pid && w.Word == Clean && e.standingOf(pid) == asStranger
-		if ended && e.dropStarts(w, func(s knownStart) bool { return s.pid == pid }) && e.last != nil {
-			e.last.at = boottime.Now()
-		}
-	}
 	if gone {
-		e.words = slices.DeleteFunc(e.words, func(w heardWord) bool { return w.PID == pid })
+		e.dropWords(pid)
 	}
 }
 

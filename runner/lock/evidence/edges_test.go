@@ -186,8 +186,16 @@ func TestOverBeforeConfirmed(t *testing.T) {
 		return h
 	}
 	for name, then := range map[string]func(told){
-		"it is gone":                      func(h told) { h.says(second, Clean, 7); h.NoteRole(second, 0) },
-		"it is of another role":           func(h told) { h.says(second, Clean, 7); h.NoteRole(second, nobody) },
+		"it is gone":            func(h told) { h.says(second, Clean, 7); h.NoteRole(second, 0) },
+		"it is of another role": func(h told) { h.says(second, Clean, 7); h.NoteRole(second, nobody) },
+		"it is of another role, as a look has shown": func(h told) {
+			h.Saw(&Look{Role: ours, Line: []Seat{{PID: second, Role: nobody}}}, lockkey.ID{Number: 7})
+			h.says(second, Clean, 7)
+		},
+		"it ends, and then a look shows that it is of another role": func(h told) {
+			h.says(second, Clean, 7)
+			h.Saw(&Look{Role: ours, Line: []Seat{{PID: second, Role: nobody}}}, lockkey.ID{Number: 7})
+		},
 		"it ends after a try was refused": func(h told) { h.NoteRole(second, ours); h.NoteRefusal(longAfter()); h.says(second, Clean, 7) },
 		"it is gone as a try is refused":  func(h told) { h.says(second, Clean, 7); h.NoteRole(second, 0); h.NoteRefusal(boottime.Now()) },
 		"it was torn, and its role says that it is dead": func(h told) {

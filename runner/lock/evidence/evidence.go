@@ -170,9 +170,7 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 // oldest counts as that of a session that is gone (NoteRole).
 func (e *Evidence) noteWord(a Announcement) {
 	if len(e.words) == mostWords {
-		if w := e.words[0]; w.Word == Clean && e.standingOf(w.PID) == asStranger {
-			e.dropStarts(w, func(s knownStart) bool { return s.pid == w.PID })
-		}
+		e.cancelOwn(e.words[0])
 		e.words = slices.Delete(e.words, 0, 1)
 	}
 	e.words = append(e.words, heardWord{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.peers[a.PID].role})

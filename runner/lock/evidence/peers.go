@@ -2,7 +2,6 @@ package evidence
 
 import (
 	"cmp"
-	"slices"
 
 	"github.com/pglead/pglead/runner/boottime"
 )
@@ -57,8 +56,8 @@ func (e *Evidence) retireMissed(pid uint32) {
 }
 
 // retire gives a known session, which is gone, a number that no session has, so that its starts stay
-// open when another session has its own. Its words are forgotten: what they were to end is over by
-// now, or stays open. Otherwise the server would be asked for the role of that number.
+// open when another session has its own. Its words go: by now they have ended what they could, and
+// with that number the server would be asked for their speaker's role.
 func (e *Evidence) retire(pid uint32) {
 	retired := pid | 1<<31 // the system's numbers are smaller
 	for e.peers[retired] != (peer{}) {
@@ -71,5 +70,5 @@ func (e *Evidence) retire(pid uint32) {
 			e.starts[i].pid = retired
 		}
 	}
-	e.words = slices.DeleteFunc(e.words, func(w heardWord) bool { return w.PID == pid })
+	e.dropWords(pid)
 }
