@@ -17,7 +17,7 @@ type heardWord struct {
 }
 
 // standing is what a session is to the waiter. What a word does depends on the standing of the
-// session that says it. Of clean and dead the table says whose runs they can end (maySpeakFor):
+// session that says it. Of clean and dead the table says whose runs they can end (ends):
 //
 //	            started        clean                     dead
 //	asOwn       counts         any                       any
@@ -30,7 +30,8 @@ type heardWord struct {
 //
 // A word speaks only of the run of its token and, with the field all, of those before it
 // (speaksOf). dead counts only if it names the token of a confirmed start (counts). About what the
-// ledger knows, only the waiter's own role is believed (KnowsDead).
+// ledger knows, only the waiter's own role is believed (KnowsDead). A stranger's words can only make
+// the waiter wait, and for no longer than the waiter's own settings do.
 type standing int
 
 const (
@@ -70,13 +71,15 @@ func (e *Evidence) applyWords() {
 	}
 }
 
-// apply closes the starts of which a word speaks. If that is news, and not a repetition or late, the
-// word is that of the last end.
+// apply closes the starts that a word ends. If that is news, and not a repetition or late, the word
+// is that of the last end. With no start open there is nothing to close, but clean is news if its
+// session had the lock after the waiter's mark was taken (fromHolder). A look may show that later
+// than the word.
 func (e *Evidence) apply(w heardWord) {
 	isNews := e.fromHolder(w)
-	var left []knownStart // a new list, since closes still looks at all of e.starts
+	var left []knownStart // a new list, since ends still looks at all of e.starts
 	for _, s := range e.starts {
-		if !e.closes(w, s) {
+		if !e.ends(w, s) {
 			left = append(left, s)
 			continue
 		}
@@ -134,19 +137,23 @@ func (e *Evidence) fromHolder(w heardWord) bool {
 	return w.Word == Clean && (e.peers[w.PID].heldAt > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
 }
 
-// closes says whether a word that counts closes this start: the session may speak for that run, and
-// the word speaks of it.
-func (e *Evidence) closes(w heardWord, s knownStart) bool {
-	return s.kind != ofTooMany && e.maySpeakFor(w.PID, s) && e.speaksOf(w, s)
-}
-
-// maySpeakFor says whether a session's word may end this run, as the table of standing says.
-func (e *Evidence) maySpeakFor(pid uint32, s knownStart) bool {
-	switch by := e.standingOf(pid); {
-	case by == asOwn, by == asHolder && s.kind == ofUnknown:
-		return true
+// ends says whether a word that counts ends this start: the word speaks of that run, and its session
+// may end it, row by row as the table of standing says.
+func (e *Evidence) ends(w heardWord, s knownStart) bool {
+	if s.kind == ofTooMany || !e.speaksOf(w, s) {
+		return false
 	}
-	return s.pid == pid || e.sameRole(s.pid, pid)
+	ofItsRole := e.sameRole(s.pid, w.PID)
+	switch e.standingOf(w.PID) {
+	case asOwn:
+		return true
+	case asHolder:
+		return s.pid == w.PID || ofItsRole || w.Word == Clean && s.kind == ofUnknown
+	case asRelative:
+		return ofItsRole
+	case asStranger: // which only cancelOwn lets do anything
+	}
+	return false
 }
 
 // speaksOf says whether a word speaks of this run. A word with the field all covers an earlier
@@ -165,7 +172,8 @@ func (e *Evidence) speaksOf(w heardWord, s knownStart) bool {
 // dropStarts removes the starts that have a word's token, were noted before the word, and satisfy
 // also. It says whether there were any. Two kinds of words have a start dropped, and close nothing:
 // the word dead from the waiter's role, if the starting session was gone before its role could be
-// asked for; and the word clean of a stranger, for that stranger's own start (cancelOwn).
+// asked for; and the word clean of a stranger, for that stranger's own start (cancelOwn). If no start
+// is open then, the state is ended if an end is known, else what it was in the beginning.
 func (e *Evidence) dropStarts(w heardWord, also func(knownStart) bool) bool {
 	known := len(e.starts)
 	e.starts = slices.DeleteFunc(e.starts, func(s knownStart) bool { return s.token == w.Token && s.noted < w.noted && also(s) })

@@ -40,25 +40,8 @@ const (
 //	running    running          ended        running      running    ended        running
 //	ended      running          ended        –            running    ended        –
 //
-// Before the mark is taken, read contested for ended, save that a refused try makes even this one
-// running. Taking the mark makes it what the state was in the beginning, contested or untouched,
-// unless a clean end shows that it came after the mark (NoteMark).
-//
-// Refused: a try shows a holder that says nothing, such as another program, unless the last known
-// holder may still have the lock. It may for freeAfterClean after its last word, and while the
-// server ends its silent session. (If another program takes the lock and frees it between two
-// looks, nobody notices.)
-//
-// A word that closes all, with no start open, has nothing to close. But clean makes the state ended
-// if its session is later seen to hold the lock (the word arrived before the look), or had the lock
-// after the waiter's mark was taken (fromHolder).
-//
-// Some words remove a start without closing it (dropStarts). If none is open then, the state is ended
-// if an end is known, else what it was in the beginning. If a start is heard while a silent session
-// is being ended, the state stays running.
-//
-// A stranger's words can only make the waiter wait, and for no longer than the waiter's own
-// settings do (standing).
+// The exceptions are said at state (no mark yet), NoteMark, NoteRefusal, NoteSilence, apply (no
+// start is open) and dropStarts (a start goes, and nothing has ended).
 type Evidence struct {
 	lockDelay time.Duration // the waiter's own
 	lease     time.Duration // the waiter's own
@@ -181,7 +164,8 @@ func (e *Evidence) noteWord(a Announcement) {
 //
 // Before the mark was taken, a holder that found no other mark announced nothing. So after what was
 // heard and seen so far, other holders may have come and gone, and it is no longer evidence of an
-// end. The starts still count.
+// end. The starts still count. If none is open, the state is what it was in the beginning, contested
+// or untouched, unless a clean end shows that it came after the mark (fromHolder).
 func (e *Evidence) NoteMark(at LSN) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -199,9 +183,12 @@ func (e *Evidence) NoteMark(at LSN) {
 // unlock, the lock is certainly free.
 const freeAfterClean = 150 * time.Millisecond
 
-// NoteRefusal notes that a try was refused, since another session has the lock. If no confirmed
-// start is open, there must be a holder that is not known: NoteRefusal adds it, and returns true if
-// it did so.
+// NoteRefusal notes that a try was refused, since another session has the lock. If an end is known,
+// with a mark or without, and no confirmed start is open, there must be a holder that says nothing,
+// such as another program: NoteRefusal adds it, and returns true if it did so. But the last known
+// holder may still have the lock for freeAfterClean after its last word, and while the server ends
+// its silent session. (If another program takes the lock and frees it between two looks, nobody
+// notices.)
 func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -293,7 +280,7 @@ func (e *Evidence) sawHolder(s Seat, sent boottime.Instant) {
 // KnowsDead that holds up to the latest token of the waiter's own role.)
 //
 // The holder's session may have the lock for a while longer: if this role may not end that
-// session, the server will.
+// session, the server will. If a start is heard meanwhile, the state stays running.
 func (e *Evidence) NoteSilence(of Seat) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -331,7 +318,9 @@ func (e *Evidence) withoutEvidence() Verdict {
 	return Verdict{Delay: e.lockDelay, CoversEarlier: e.lockDelay >= leasetime.DeadAfter(e.lease, e.lostGrace)}
 }
 
-// state is the state at this moment, which the session's reader may change. The caller holds mu.
+// state is the state at this moment, which the session's reader may change. Before the mark is
+// taken, what would be ended is contested: other holders may have come and gone unheard. The caller
+// holds mu.
 func (e *Evidence) state() state {
 	switch {
 	case len(e.starts) > 0:
