@@ -107,7 +107,7 @@ func (i *instance) workOn(cfg EachConfig) (tally Tally, err error) {
 		defer stop()
 	}
 	lock.ReportKilled(reportCtx, e.lost...)
-	err = context.Cause(ctx)
+	err = e.reason(ctx)
 	if lost := (*LockLostError)(nil); errors.As(err, &lost) {
 		// It is about all commands; logEnd has said what was done to each.
 		err = &LockLostError{Database: lost.Database, Cause: lost.Cause, SilentFor: lost.SilentFor}
@@ -133,6 +133,24 @@ type each struct {
 	paused   []string           // items to come back to once their pause is over
 	lost     []*lock.Held       // locks that were lost; their commands are dead
 	warned   map[[2]string]bool // the items and events of warnOnce
+}
+
+// end ends the list with the error of one worker.
+func (e *each) end(err error) { e.cancel(&endOfList{err}) }
+
+// endOfList is the error of the other workers then. It does not wrap the first one's, which says
+// nothing about their items.
+type endOfList struct{ reason error }
+
+func (e *endOfList) Error() string { return "the list has ended: " + e.reason.Error() }
+
+// reason is why the list has ended, or nil.
+func (e *each) reason(ctx context.Context) error {
+	err := context.Cause(ctx)
+	if end := (*endOfList)(nil); errors.As(err, &end) {
+		return end.reason
+	}
+	return err
 }
 
 // passes goes through all items once, and then again through those that it skipped, while --wait
@@ -167,7 +185,7 @@ func (e *each) pass(ctx context.Context, items iter.Seq[string]) {
 	for range e.cfg.Parallel {
 		workers.Go(func() {
 			if err := e.runWorker(ctx, queue); err != nil {
-				e.cancel(err)
+				e.end(err)
 			}
 		})
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"slices"
-	"time"
 
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
@@ -63,7 +62,7 @@ func (w *worker) loop(ctx context.Context) error {
 		ran, failed := w.runItem(ctx, next)
 		close(ended)
 		if failed != nil {
-			w.cancel(failed) // also ends the fetch
+			w.end(failed) // also ends the fetch
 		}
 		ahead := <-got
 		w.last, w.ahead, next = ran, nil, ahead.next
@@ -124,6 +123,7 @@ func (w *worker) exchange(next *activeItem) (tried error) {
 	released, tried := w.list.Exchange(freed, wanted)
 	if last != nil {
 		last.run.afterRelease(released)
+		w.endIfHeld(released)
 		w.forget(last)
 		w.last = nil
 	}
@@ -235,10 +235,19 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tried error) 
 
 // giveBack gives back a lock under which no command was started.
 func (w *worker) giveBack(it *activeItem) {
-	if it.attempt.GiveBack() != nil {
+	if err := it.attempt.GiveBack(); err != nil {
 		w.noteLost(it)
+		w.endIfHeld(err)
 	}
 	w.forget(it)
+}
+
+// endIfHeld ends the list if a lock could not be freed, and so would stay held for as long as the
+// session lasts. If the session was lost, the commands that run find that out.
+func (w *worker) endIfHeld(err error) {
+	if err != nil && w.list.Session.Err() == nil {
+		w.end(err)
+	}
 }
 
 // runItem runs an item's command. If it returns the item, the caller has to release its lock.
@@ -334,62 +343,4 @@ func (w *worker) noteLost(it *activeItem) {
 func (w *worker) forget(it *activeItem) {
 	it.attempt.Close()
 	w.active.leave(it)
-}
-
-// If the previous command was brief, the worker fetches ahead, in parallel with the next one:
-//
-//	command   1 ────────┤2 ────────┤3 ────────┤
-//	server              │fetch 3   │free 2,   │free 3,
-//	                    │          │fetch 4   │fetch 5
-//
-// Otherwise it takes the next lock between two commands. To fetch ahead saves 16 % of the time for
-// each `true`, and still 9 % with -P 4. In a later pass it doesn't: what was fetched too early is
-// given back, and its next try, which knows nothing of what was heard before, would wait for the
-// lock-delay.
-
-// aheadMost is how long a lock that was fetched ahead is kept while the worker is busy: others skip
-// the item meanwhile. It is as long as a brief command may last, since a worker fetches ahead only
-// after a brief command, and expects another (see child.Guard.Idle).
-const aheadMost = 20 * time.Millisecond
-
-// releaseBeside releases the last command's lock, beside the command that starts next. In the first
-// pass, after a brief command, it fetches the next item's lock, too. The caller has to receive what
-// it got. ended is closed when that command has ended.
-func (w *worker) releaseBeside(ctx context.Context, ended <-chan struct{}) <-chan fetched {
-	got := make(chan fetched)
-	ahead := w.brief && !w.returning && !w.cfg.Lock.Session.Transaction // with transactions a worker has one lock at a time
-	if ahead {
-		w.ahead = ended
-	}
-	go func() {
-		if ahead {
-			w.fetchAhead(ctx, got)
-			return
-		}
-		w.releaseLast()
-		got <- fetched{}
-	}()
-	return got
-}
-
-// fetchAhead fetches the next item's lock, and gives it back if the command doesn't end
-// within aheadMost.
-func (w *worker) fetchAhead(ctx context.Context, got chan<- fetched) {
-	next, err := w.fetch(ctx)
-	if next != nil {
-		wanted := time.NewTimer(aheadMost)
-		defer wanted.Stop()
-		select {
-		case got <- fetched{next: next}:
-			return
-		case <-wanted.C:
-		case <-ctx.Done():
-		}
-		w.giveBack(next)
-		w.pushedBack = &next.item
-	}
-	if err != nil {
-		w.cancel(err) // the command that runs may take long, and no other worker should start one meanwhile
-	}
-	got <- fetched{err: err}
 }

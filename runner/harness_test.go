@@ -34,6 +34,7 @@ signals             signals while no command runs
 unstarted           a session that is lost before the command starts, or at the release
 each                lists
 each_alive          what a list tells the watchdog
+each_others         a list that ends with the error of one worker, and the items of the others
 each_canceled       a list of which somebody cancels a query
 harness             for all tests
 `
