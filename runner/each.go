@@ -80,10 +80,10 @@ func Each(cfg EachConfig) (Tally, error) {
 func (i *instance) workOn(cfg EachConfig) (tally Tally, err error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	reportCtx, stopReport := context.WithCancel(context.Background())
-	defer stopReport()
+	asked, ask := context.WithCancelCause(context.Background())
+	defer ask(nil)
 	e := &each{
-		instance: i, cfg: cfg, cancel: cancel, stopReport: stopReport, warned: map[[2]string]bool{},
+		instance: i, cfg: cfg, cancel: cancel, asked: asked, ask: ask, warned: map[[2]string]bool{},
 		active: activeItems{byLock: map[lockkey.ID]*activeItem{}},
 		ends:   itemEnds{known: map[lockkey.ID]itemEnd{}},
 	}
@@ -101,12 +101,12 @@ func (i *instance) workOn(cfg EachConfig) (tally Tally, err error) {
 	for _, lost := range e.lost {
 		lost.Session.Close() // otherwise the session would keep the locks while their loss is reported
 	}
-	if reportCtx.Err() != nil { // a signal came before the report: see run.untilSignal
+	if asked.Err() != nil { // a signal came before the report: see run.untilSignal
 		var stop context.CancelFunc
-		reportCtx, stop = context.WithTimeoutCause(context.Background(), lock.PatienceAtEnd, lock.ErrTooLate)
+		asked, stop = context.WithTimeoutCause(context.Background(), lock.PatienceAtEnd, lock.ErrTooLate)
 		defer stop()
 	}
-	lock.ReportKilled(reportCtx, e.lost...)
+	lock.ReportKilled(asked, e.lost...)
 	err = e.reason(ctx)
 	if lost := (*LockLostError)(nil); errors.As(err, &lost) {
 		// It is about all commands; logEnd has said what was done to each.
@@ -117,11 +117,12 @@ func (i *instance) workOn(cfg EachConfig) (tally Tally, err error) {
 
 // each is the work on one list.
 type each struct {
-	instance   *instance
-	cfg        EachConfig
-	cancel     context.CancelCauseFunc
-	stopReport context.CancelFunc // of losses: called when a signal asks this process to end
-	returning  bool               // this is a later pass, over items that were skipped before
+	instance  *instance
+	cfg       EachConfig
+	cancel    context.CancelCauseFunc
+	asked     context.Context // ends when a signal asks this process to end, which bounds releases and reports
+	ask       context.CancelCauseFunc
+	returning bool // this is a later pass, over items that were skipped before
 
 	active activeItems
 	ends   itemEnds

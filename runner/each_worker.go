@@ -120,7 +120,7 @@ func (w *worker) exchange(next *activeItem) (tried error) {
 	if next != nil {
 		wanted = next.attempt
 	}
-	released, tried := w.list.Exchange(freed, wanted)
+	released, tried := w.list.Exchange(w.asked, freed, wanted)
 	if last != nil {
 		last.run.afterRelease(released)
 		w.endIfHeld(released)
@@ -214,7 +214,7 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tried error) 
 	// By now this process has heard which runs ended between the first check and the grant.
 	skipped, err := w.skipIfRun(ctx, it)
 	if skipped {
-		failed := it.attempt.GiveBack()
+		failed := it.attempt.GiveBack(w.asked)
 		return false, cmp.Or(err, failed)
 	}
 	settle := it.attempt.Settle
@@ -235,7 +235,7 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tried error) 
 
 // giveBack gives back a lock under which no command was started.
 func (w *worker) giveBack(it *activeItem) {
-	if err := it.attempt.GiveBack(); err != nil {
+	if err := it.attempt.GiveBack(w.asked); err != nil {
 		w.noteLost(it)
 		w.endIfHeld(err)
 	}

@@ -32,6 +32,7 @@ linger              --min-hold
 hooks               shell commands for alarms
 signals             signals while no command runs
 unstarted           a session that is lost before the command starts, or at the release
+release             the release of a lock, while the server is silent
 each                lists
 each_alive          what a list tells the watchdog
 each_others         a list that ends with the error of one worker, and the items of the others

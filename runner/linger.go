@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/lock"
 )
 
 // linger keeps the lock after the command has ended: for the rest of --min-hold, or until somebody
@@ -17,8 +19,15 @@ func (s *supervision) linger() {
 	case rest > 0:
 		s.run.log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
 		s.run.cfg.Lock.Observer.SayAlive(rest + s.run.cfg.Lock.Session.Lease)
-		recorded := s.held.RecordEnd(context.Background()) // the end of the session ends this, too
-		defer func() { <-recorded }()
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		recorded := s.held.RecordEnd(ctx) // the end of the session ends this, too
+		defer func() {
+			if s.run.asked.Has(BySignal) {
+				defer time.AfterFunc(lock.PatienceAtEnd, cancel).Stop()
+			}
+			<-recorded
+		}()
 	case !s.held.StepDownPending():
 		return
 	}

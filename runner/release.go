@@ -34,19 +34,23 @@ func (r *run) finish(err error) {
 // release frees the lock. The command is dead, or was never started. The end of the session
 // would free the lock, too, but only a moment after this process has ended. Until then the next run
 // in the same script would find the lock held.
+//
+// To call those in line who don't listen may take seconds, and a server that is silent lets the
+// release wait for 3/5 of the lease. A signal that asks this process to end, before or meanwhile,
+// leaves each PatienceAtEnd.
 func (r *run) release() {
-	r.call()
-	r.afterRelease(r.held.Release(context.Background()))
-}
-
-// call calls those in line who don't listen. That may take seconds, and a signal that asks this
-// process to end, before or meanwhile, shortens it.
-func (r *run) call() {
+	ctx, taker := interruptible(r.signals)
+	asked, ask := context.WithCancelCause(context.Background())
+	defer ask(nil)
+	late := func() { ask(lock.ErrTooLate) }
 	if r.asked.Has(BySignal) {
-		r.held.Call(context.Background(), lock.PatienceAtEnd)
-		return
+		late()
 	}
-	r.untilSignal(func(ctx context.Context) { r.held.Call(ctx, lock.Forever) })
+	context.AfterFunc(ctx, late)
+	r.held.Call(asked)
+	err := r.held.Release(asked)
+	r.stopTaking(ctx, taker)
+	r.afterRelease(err)
 }
 
 // afterRelease logs whether the lock was released, and calls the hook for that.

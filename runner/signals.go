@@ -19,7 +19,8 @@ import (
 //	the command                    supervise, which forwards     is the command's to act on; TERM and
 //	                                                             INT start --kill-after, too
 //	--min-hold after it            linger                        ends the wait
-//	the call of those in line      another signalTaker           leaves it 2 s (run.call)
+//	the call of those in line      another signalTaker           leaves it 2 s (run.release)
+//	the release                    the same                      leaves it 2 s
 //	a report after a loss          another signalTaker           ends it; an earlier one leaves it 2 s
 //
 // In pglead each one loop takes them, and passes them on to all runs (each.passOnSignals).

@@ -17,7 +17,7 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// atEvent calls happens when the log has an event.
+// atEvent logs, and calls happens when the log has an event.
 type atEvent struct {
 	slog.Handler
 	event   string
@@ -28,14 +28,17 @@ func (h atEvent) Enabled(context.Context, slog.Level) bool { return true }
 
 func (h atEvent) WithAttrs([]slog.Attr) slog.Handler { return h }
 
-func (h atEvent) Handle(_ context.Context, r slog.Record) error {
+func (h atEvent) Handle(ctx context.Context, r slog.Record) error {
 	r.Attrs(func(a slog.Attr) bool {
 		if a.Key == "event" && a.Value.String() == h.event {
 			h.happens()
 		}
 		return true
 	})
-	return nil
+	if !h.Handler.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return h.Handler.Handle(ctx, r)
 }
 
 // TestLostBeforeStart: the session of a run ends after its start was announced, and before its

@@ -121,7 +121,7 @@ func TestReleasedUnannounced(t *testing.T) {
 		l := openList(t, cfg)
 		a := endedItem(t, l, cfg)
 		forbid(t)
-		if released, _ := l.Exchange(a, nil); released != nil || !free() {
+		if released, _ := l.Exchange(t.Context(), a, nil); released != nil || !free() {
 			t.Errorf("%v; the lock is free: %t", released, free())
 		}
 		if said := c.said(); !slices.Equal(said, []string{"unheard"}) {

@@ -71,8 +71,11 @@ func (h *Held) Renewed() <-chan boottime.Instant {
 // each end. Call comes before it, where somebody may have waited. A session that nobody else uses
 // ends with the release, unless the waiters in line may still have to look up its role (Close). A
 // release takes no longer than a holder has. In a list it also waits for other items' requests, each
-// of which takes no longer: the session goes on, so the lock has to be freed.
+// of which takes no longer: the session goes on, so the lock has to be freed. Once ctx has ended, a
+// release takes no longer than PatienceAtEnd.
 func (h *Held) Release(ctx context.Context) error {
+	ctx, stop := lateAfter(ctx)
+	defer stop()
 	if !h.cfg.ofList {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, leasetime.HolderShare(h.cfg.Session.Lease))

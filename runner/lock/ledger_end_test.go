@@ -177,7 +177,7 @@ func TestEndsWhileLocked(t *testing.T) {
 			var releasing sync.WaitGroup
 			for _, a := range attempts {
 				releasing.Go(func() {
-					if released, _ := l.Exchange(a, nil); released != nil {
+					if released, _ := l.Exchange(t.Context(), a, nil); released != nil {
 						t.Error(released)
 					}
 					a.Close()

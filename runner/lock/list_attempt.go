@@ -141,9 +141,12 @@ func (l *List) keep(a *Attempt) bool {
 	return true
 }
 
-// GiveBack frees a lock under which no command was started, and ends the attempt.
-func (a *Attempt) GiveBack() error {
-	err := a.giveBack(context.Background())
+// GiveBack frees a lock under which no command was started, and ends the attempt. It takes no longer
+// than PatienceAtEnd after ctx has ended.
+func (a *Attempt) GiveBack(ctx context.Context) error {
+	ctx, cancel := lateAfter(ctx)
+	defer cancel()
+	err := a.giveBack(ctx)
 	a.Close()
 	a.show(0) // without this item's key
 	return err

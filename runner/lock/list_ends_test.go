@@ -35,7 +35,7 @@ func TestListHears(t *testing.T) {
 		t.Helper()
 		a := takeItem(t, l, cfg, number, false)
 		ended(settleItem(t, a), outcome)
-		if released, _ := l.Exchange(a, nil); released != nil {
+		if released, _ := l.Exchange(t.Context(), a, nil); released != nil {
 			t.Fatal(released)
 		}
 		a.Close()

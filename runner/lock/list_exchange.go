@@ -15,8 +15,9 @@ import (
 // Exchange releases the lock of the last attempt, whose command has ended, and tries for that of the
 // next. Either may be nil. It tells the other workers on the list of the end. If possible, one
 // round trip does all that, with what other workers ask for meanwhile.
-func (l *List) Exchange(last, next *Attempt) (released, tried error) {
-	ctx := context.Background() // each request ends at the latest when the session does
+//
+// Each request ends at the latest when the session does, and PatienceAtEnd after ctx.
+func (l *List) Exchange(ctx context.Context, last, next *Attempt) (released, tried error) {
 	var ended *Held
 	var wanted *bid
 	switch {
@@ -30,7 +31,7 @@ func (l *List) Exchange(last, next *Attempt) (released, tried error) {
 		wanted = next.bid
 	}
 	if ended != nil || wanted != nil {
-		x := l.addToNext(ended, wanted)
+		x := l.addToNext(ctx, ended, wanted)
 		<-x.done
 		if ended != nil {
 			released = x.released
@@ -40,6 +41,8 @@ func (l *List) Exchange(last, next *Attempt) (released, tried error) {
 		}
 	}
 	if next != nil && wanted == nil {
+		ctx, cancel := lateAfter(ctx)
+		defer cancel()
 		_, tried = next.bid.try(ctx)
 	}
 	return released, tried
@@ -48,6 +51,8 @@ func (l *List) Exchange(last, next *Attempt) (released, tried error) {
 // release releases a lock outside an exchange.
 func (a *Attempt) release(ctx context.Context) error {
 	if a.bid.cfg.announces() {
+		ctx, cancel := lateAfter(ctx)
+		defer cancel()
 		// If that fails, the session is lost, or at worst somebody else runs the item again.
 		_, _ = a.list.Session.Query(ctx, "SELECT "+asyncCommitSQL+", "+a.list.endSQL(a.held))
 	}
@@ -89,15 +94,16 @@ type exchange struct {
 // mostJoined limits the locks in one exchange: a statement can have 1,664 columns.
 const mostJoined = 256
 
-// addToNext adds a lock to release, one to try for, or both to the exchange that is sent next.
-func (l *List) addToNext(ended *Held, next *bid) *exchange {
+// addToNext adds a lock to release, one to try for, or both to the exchange that is sent next. ctx
+// is that of all workers (Exchange).
+func (l *List) addToNext(ctx context.Context, ended *Held, next *bid) *exchange {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	x := l.nextExchange
 	if x == nil || max(len(x.ended), len(x.next)) == mostJoined {
 		x = &exchange{list: l, done: make(chan struct{})}
 		l.nextExchange = x
-		go x.send()
+		go x.send(ctx)
 	}
 	if ended != nil {
 		x.ended = append(x.ended, ended)
@@ -109,7 +115,7 @@ func (l *List) addToNext(ended *Held, next *bid) *exchange {
 }
 
 // send sends the exchange when the one before it is done.
-func (x *exchange) send() {
+func (x *exchange) send(ctx context.Context) {
 	l := x.list
 	l.exchanging.Lock()
 	defer l.exchanging.Unlock()
@@ -118,7 +124,9 @@ func (x *exchange) send() {
 		l.nextExchange = nil // nobody joins it any more
 	}
 	l.mu.Unlock()
-	x.released, x.tried = x.ask(context.Background()) // it returns at the latest when the session ends
+	ctx, cancel := lateAfter(ctx)
+	defer cancel()
+	x.released, x.tried = x.ask(ctx)
 	close(x.done)
 }
 

@@ -211,7 +211,7 @@ func (c *contender) Handle(_ context.Context, r slog.Record) error {
 
 func release(t *testing.T, h *lock.Held) {
 	t.Helper()
-	h.Call(t.Context(), lock.Forever)
+	h.Call(t.Context())
 	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
