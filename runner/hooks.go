@@ -39,7 +39,8 @@ func (h Hooks) of(event hookEvent) (command string) {
 // systemd allows 90 s for a whole stop.
 const hookMost = 10 * time.Second
 
-// wholeHookMost is about how long a hook takes at most with the end of what it leaves running.
+// wholeHookMost is how long a hook is waited for, with the end of what it leaves running. What can't
+// be killed by then goes on.
 const wholeHookMost = 2 * hookMost
 
 // awaitHooks waits for the hooks at this process's end, and says how long that may take.
@@ -110,10 +111,13 @@ func (i *instance) runHook(env []string, command string, warn func(what string))
 		return err
 	}
 	defer time.AfterFunc(hookMost, c.Kill).Stop() // a stopped guard would not kill it
+	given := time.After(wholeHookMost)
 	for done := false; !done || len(c.Events()) > 0; {
 		select {
 		case <-c.Done():
 			done = true
+		case <-given:
+			return fmt.Errorf("not waited for any longer, since it can't be killed: it has had %v", wholeHookMost)
 		case event := <-c.Events():
 			switch {
 			case event.Leftovers != "":

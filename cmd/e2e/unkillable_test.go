@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -102,6 +103,49 @@ func TestUnkillable(t *testing.T) {
 		t.Error("the guard is killed, though it has reported what it can't kill")
 	}
 	outlives(t, cmd, pipe)
+}
+
+// TestUnkillableHook: a hook that can't be killed doesn't keep pglead from ending, nor later hooks from
+// being run.
+func TestUnkillableHook(t *testing.T) {
+	requireRoot(t, "a setuid program")
+	dsn, dir := openServer(t), openDir(t)
+	suid, pipe := becomesRoot(t, dir), namedPipe(t)
+	cmd := exec.Command("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
+		filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "hook", "--lock-delay", "0",
+		"--on-acquired", "exec "+suid+" --reuid 0 --regid 0 --clear-groups cat "+pipe, "--on-released", "echo later >&2", "--", "true")
+	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
+	stderr, err := os.Create(filepath.Join(dir, "stderr")) // the hook keeps it open
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stderr.Close()
+	cmd.Stderr = stderr
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Run() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(3 * time.Minute):
+		t.Error("it waits for a hook that can't be killed")
+		_ = cmd.Process.Kill()
+	}
+	said, _ := os.ReadFile(stderr.Name())
+	writer, err := os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatalf("the hook does not read: %v; %s", err, said)
+	}
+	_ = writer.Close()
+	unnumbered := regexp.MustCompile(`\(\d+\)`).ReplaceAllString(string(said), "(N)")
+	const want = `pglead: hook: --on-acquired: these processes can't be killed: cat (N)
+pglead: hook: --on-acquired: not waited for any longer, since it can't be killed: it has had 20s
+later
+`
+	if unnumbered != want {
+		t.Errorf("it says\n%s\nnot\n%s", unnumbered, want)
+	}
 }
 
 // TestUnkillableUnseen: a descendant that /proc hides from pglead's user is reported, and the lock
