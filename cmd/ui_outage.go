@@ -19,6 +19,7 @@ type outage struct {
 
 	mu      sync.Mutex
 	began   time.Time
+	since   time.Time // when the database last ceased to answer, as it may do several times in one outage
 	back    time.Time // when the database began to answer again; zero while it is away
 	said    []string  // the reasons in the log so far
 	reminds int
@@ -38,7 +39,7 @@ func obstacleOf(err error) obstacle {
 	e, known := errors.AsType[*session.Error](err)
 	switch {
 	case errors.As(err, new(*lock.LedgerError)), errors.As(err, new(*ledger.FencedError)), errors.Is(err, session.ErrUnconfirmed),
-		!known && !session.Passing(err): // as where no guard can be started
+		known && e.Kind == session.NoStandbys, !known && !session.Passing(err): // as where no guard can be started
 		return obstacle{"the command can't start yet", "the command still can't start", "the command could not start", ""}
 	case known && e.Kind == session.Denied:
 		return obstacle{
@@ -75,6 +76,9 @@ func (o *outage) away(err error) {
 		o.began, o.said, o.reminds, o.spoken = now, nil, 0, false
 	}
 	answered := first || !o.back.IsZero()
+	if answered {
+		o.since = now
+	}
 	o.back = time.Time{}
 	before := o.is
 	o.is = obstacleOf(err)
@@ -87,7 +91,7 @@ func (o *outage) away(err error) {
 	var text string
 	switch {
 	case lasts >= o.due():
-		text = o.is.been + " for " + brief(lasts) + ": " + reason
+		text = o.is.been + " for " + brief(now.Sub(o.since)) + ": " + reason
 	case known || len(o.said) >= mostReasons:
 		return
 	case len(o.said) == 0, o.is != before:
@@ -123,7 +127,7 @@ func (o *outage) due() time.Duration {
 func (o *outage) state() (been string, since time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.is.been, o.began
+	return o.is.been, o.since
 }
 
 // answers is called when nothing is in the way any more.
@@ -138,7 +142,7 @@ func (o *outage) answers() {
 		o.spoken = false
 		if o.is.over != "" {
 			o.u.setAway("", "")
-			o.u.log.Warn(o.is.over+" after "+brief(o.back.Sub(o.began)), "event", "back")
+			o.u.log.Warn(o.is.over+" after "+brief(o.back.Sub(o.since)), "event", "back")
 		}
 	}
 }

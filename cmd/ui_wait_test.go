@@ -151,6 +151,28 @@ func TestOutage(t *testing.T) {
 		said("")
 		o.answers()
 
+		time.Sleep(time.Hour)
+		o.away(session.Errorf(session.NoStandbys, "", "synchronous_standby_names is empty"))
+		said("pglead: k: the command can't start yet: synchronous_standby_names is empty\n")
+		o.answers()
+
+		// It comes back in between. Then only the latest time counts.
+		time.Sleep(time.Hour)
+		denied := session.Errorf(session.Denied, "", "connect to db: no")
+		for _, want := range []string{
+			"the database refuses the login: connect to db: no\npglead: k: the database accepts the login after 3s\n", "",
+			"the database has refused the login for 0s: connect to db: no\npglead: k: the database accepts the login after 3s\n",
+		} {
+			o.away(denied)
+			time.Sleep(3 * time.Second)
+			o.answers()
+			if want != "" {
+				want = "pglead: k: " + want
+			}
+			said(want)
+			time.Sleep(30 * time.Second)
+		}
+
 		// This host can't start a guard. That says nothing of the database.
 		time.Sleep(time.Hour)
 		o.away(errors.New("start the guard process: resource temporarily unavailable"))

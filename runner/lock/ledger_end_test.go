@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -188,5 +189,38 @@ func TestEndsWhileLocked(t *testing.T) {
 		if n := advisoryLocks(t, server); n != "0" {
 			t.Errorf("of a list: %t: %s locks are kept", ofList, n)
 		}
+	}
+}
+
+// TestLedgerWaitsOnce: a waiter hears from another role that the last command is dead, which a ledger
+// does not take for the run's end. It waits for that run, and draws no other token for each word.
+func TestLedgerWaitsOnce(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	query(t, server, "GRANT USAGE ON SCHEMA pglead TO other; ALTER ROLE other LOGIN")
+	other := as(t, server, "other")
+	held := acquire(t, ledgered(config(t, other, exclusive(7))))
+	waiter := contend(t, ledgered(config(t, dsn, exclusive(7))))
+	inLine(t, server, id(7), 1)
+	tear(t, server, held)
+	delays := func() (n int) {
+		for _, event := range waiter.said() {
+			if event == "delayed" {
+				n++
+			}
+		}
+		return n
+	}
+	eventually(t, "the waiter is delayed", func() bool { return delays() > 0 })
+	relative := plain(t, other)
+	for range 10 {
+		run(t, relative, fmt.Sprintf("SELECT pg_notify('pglead.1.7', 'dead %d 1000 0 all')", held.Token))
+		run(t, relative, "SELECT pg_sleep(0.1)")
+	}
+	n := delays()
+	lock.ReportKilled(t.Context(), held)
+	release(t, waiter.held(t))
+	if n > 2 { // the first may be the lock-delay, of a waiter that has heard nothing yet
+		t.Errorf("it is delayed %d times", n)
 	}
 }

@@ -186,7 +186,10 @@ func (l *ledgerStart) holdForOpenRun(ctx context.Context, rest time.Duration, ho
 	if err := l.bid.beginDelay(ctx, rest); err != nil {
 		return err
 	}
-	heardDead := func() bool { return l.bid.startsAtOnce(l.bid.Locks()) }
+	heardDead := func() bool {
+		rest, _ := l.closeDead(l.open)
+		return rest == 0
+	}
 	return l.bid.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host), heardDead, ask)
 }
 
@@ -251,10 +254,9 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 		if s, err = b.Session.Second(ctx); err != nil {
 			return "", err
 		}
-		// A connection from a pooler may have any defaults. It is one message: if somebody canceled
-		// a BEGIN of its own, the start would go on without it, and if a COMMIT, no other could
-		// follow.
-		queries = []string{"SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE; " + session.OwnNames + "; " + queries[0]}
+		// It is one message: if somebody canceled a BEGIN of its own, the start would go on without it,
+		// and if a COMMIT, no other could follow.
+		queries = []string{session.ToWrite + queries[0]}
 	}
 	rows, err := s.Query(ctx, queries...)
 	if beside && errors.Is(err, session.ErrSilent) {

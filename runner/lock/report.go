@@ -96,14 +96,17 @@ func (b *bid) reportUnstarted(ctx context.Context) {
 }
 
 // send sends the report, and logs what could not be reported.
-func (r *report) send(ctx context.Context) {
+func (r *report) send(asked context.Context) {
 	if !r.announces && r.owing == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, r.most, ErrTooLate)
+	ctx, cancel := context.WithTimeoutCause(asked, r.most, ErrTooLate)
 	defer cancel()
 	cfg := &r.runs[0].cfg
 	if err := r.persist(ctx); err != nil {
+		if asked.Err() != nil && !errors.Is(context.Cause(asked), ErrTooLate) {
+			err = errNotAwaited // its cause speaks of the command's start
+		}
 		if r.announces {
 			cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
 		}
@@ -115,6 +118,8 @@ func (r *report) send(ctx context.Context) {
 
 // ErrTooLate is the reason if the time for a report is over.
 var ErrTooLate = errors.New("the database did not answer in time")
+
+var errNotAwaited = errors.New("a signal came before the database had answered")
 
 // persist calls try until it succeeds, fails for a reason that isn't waited out, or ctx ends.
 func (r *report) persist(ctx context.Context) error {

@@ -100,7 +100,7 @@ func rejection(pgErr *pgconn.PgError) *Error {
 		hint = "free space on the server"
 	case QueueFull(pgErr):
 		hint = "a session that listens and stays in a transaction keeps the queue full: end the oldest one in pg_stat_activity"
-	case pgErr.Code == programLimitExceeded:
+	case pgErr.Code == programLimitExceeded, pgErr.Code == OutOfMemory:
 		hint = visible.Text(pgErr.Hint)
 	case revoked(pgErr):
 		hint = "by default every role may use that: grant EXECUTE on the function, or SELECT on the view, to this role again"

@@ -133,13 +133,24 @@ const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 // it, so a statement that makes this setting itself would come too late.
 const OwnNames = "SET LOCAL search_path = " + safeSearchPath
 
-// settingsFor are readCommitted and OwnNames, to be put before a query, unless the session has these
-// settings.
-func (s *Session) settingsFor(sql string) string {
-	if s.cfg.Transaction && !s.holding.Load() && isQuery(sql) {
-		return readCommitted + "; " + OwnNames + "; "
+// Behind a pooler a connection may have any defaults of the role's, so these are put before a query, in
+// the same message: ToRead, or ToWrite. A standby refuses ToWrite.
+const (
+	ToRead  = readCommitted + pooledSettings
+	ToWrite = readCommitted + " READ WRITE" + pooledSettings
+
+	pooledSettings = "; " + OwnNames + "; SET LOCAL statement_timeout = 0; "
+)
+
+// settingsFor are ToRead or ToWrite, unless the session has these settings.
+func (s *Session) settingsFor(sql string, writes bool) string {
+	switch {
+	case !s.cfg.Transaction || s.holding.Load() || !isQuery(sql):
+		return ""
+	case writes:
+		return ToWrite
 	}
-	return ""
+	return ToRead
 }
 
 // askAtOnce asks in a transaction that doesn't wait (readCommitted). For nearly all roles that

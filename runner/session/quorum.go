@@ -89,7 +89,7 @@ func (s *Session) dependOn(second *Session) {
 			case errors.Is(cause, ErrSilent):
 				cause = s.silentStandbys()
 			default:
-				cause = fmt.Errorf("%w: %w", s.noQuorum(), cause)
+				cause = fmt.Errorf("the second connection, on which the standbys confirm, has ended: %w", cause)
 			}
 			s.fail(cause)
 		case <-s.done:
@@ -103,10 +103,11 @@ var ErrUnconfirmed = errors.New("the synchronous standbys do not confirm the com
 
 // noQuorum is the error if the standbys are silent. Another host may be the primary by now.
 func (s *Session) noQuorum() *Error {
-	return &Error{
-		Kind: Unreachable, Hint: "are the standbys that synchronous_standby_names asks for up? pg_stat_replication shows them",
-		err: ErrUnconfirmed, at: s.cfg.Database,
+	hint := "are the standbys that synchronous_standby_names asks for up? pg_stat_replication shows them"
+	if s.cfg.Transaction {
+		hint += ". Or has the pooler's pool no second connection free?"
 	}
+	return &Error{Kind: Unreachable, Hint: hint, err: ErrUnconfirmed, at: s.cfg.Database}
 }
 
 // silentStandbys is the cause of a loss if the second session is silent: ErrUnconfirmed and ErrSilent.

@@ -154,7 +154,7 @@ func (s *Session) transmit(r Request) (*roundTrip, error) {
 	s.mu.Unlock()
 	s.requests++
 	for _, sql := range r.SQL {
-		s.fe.SendQuery(&pgproto3.Query{String: s.settingsFor(sql) + commented(comment, s.requests, sql)})
+		s.fe.SendQuery(&pgproto3.Query{String: s.settingsFor(sql, r.commit) + commented(comment, s.requests, sql)})
 	}
 	if endsTransaction(r.SQL) {
 		s.holding.Store(false)
