@@ -2,12 +2,15 @@ package lock_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -32,11 +35,11 @@ func TestUnconfirmedGivesBack(t *testing.T) {
 	}
 }
 
-// TestUnconfirmedStartIsStopped: a session is lost before its command starts, since the standbys have
-// fallen silent. The ledger, which has the start, learns on a new session that no command runs.
-func TestUnconfirmedStartIsStopped(t *testing.T) {
-	t.Parallel()
-	server, dsn := remembering(t, map[string]string{"wal_receiver_status_interval": "100ms"})
+// rememberingWithStandby starts a server with a ledger, and the standby that its commits wait for. It
+// also returns the DSN of a role that is granted the ledger, and says whether the standby confirms.
+func rememberingWithStandby(t *testing.T) (server, standby *localpg.Server, dsn string, confirms func() bool) {
+	t.Helper()
+	server, dsn = remembering(t, map[string]string{"wal_receiver_status_interval": "100ms"})
 	standby, remove, err := server.Standby(nil, "")
 	if err != nil {
 		t.Fatal(err)
@@ -44,10 +47,34 @@ func TestUnconfirmedStartIsStopped(t *testing.T) {
 	t.Cleanup(remove)
 	query(t, server, "ALTER SYSTEM SET synchronous_standby_names = '*'")
 	query(t, server, "SELECT pg_reload_conf()")
-	confirms := func() bool {
+	confirms = func() bool {
 		return query(t, server, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'")[0] == "1"
 	}
 	eventually(t, "a standby confirms", confirms)
+	return server, standby, dsn, confirms
+}
+
+// TestQuorumRoleDefaults: settings of the role's keep no run from the ledger, in any mode.
+func TestQuorumRoleDefaults(t *testing.T) {
+	t.Parallel()
+	server, _, dsn, _ := rememberingWithStandby(t)
+	query(t, server, "ALTER ROLE cron SET default_transaction_read_only = on")
+	for n, mode := range []func(lock.Config) lock.Config{
+		withQuorum, inTransaction,
+		func(cfg lock.Config) lock.Config { return withQuorum(inTransaction(cfg)) },
+	} {
+		release(t, ended(acquire(t, mode(ledgered(config(t, dsn, exclusive(int64(n)))))), ledger.OK))
+	}
+	if got := query(t, server, "SELECT outcome FROM pglead.run"); !slices.Equal(got, []string{"ok", "ok", "ok"}) {
+		t.Errorf("the ledger: %q", got)
+	}
+}
+
+// TestUnconfirmedStartIsStopped: a session is lost before its command starts, since the standbys have
+// fallen silent. The ledger, which has the start, learns on a new session that no command runs.
+func TestUnconfirmedStartIsStopped(t *testing.T) {
+	t.Parallel()
+	server, standby, dsn, confirms := rememberingWithStandby(t)
 	cfg := withQuorum(ledgered(config(t, dsn, exclusive(7))))
 	cfg.Wait = 0
 	c := contendGuarded(t, cfg, func(s *session.Session) (func(), error) {
