@@ -19,24 +19,33 @@ type Candidate struct {
 	cfg     Config // the host to try next is the first in its DSN
 	reached bool   // the database has answered for the lock
 	last    *Held  // what its last attempt was granted, or nil
-	memory  memory // of the current wait
+	wait    wait   // the current one
 }
 
-// memory is what a candidate keeps from one session to the next while it waits.
-type memory struct {
+// wait is what a candidate keeps from one session to the next while it waits.
+type wait struct {
 	began     time.Time
 	returning bool // it had a session before
 	foundFull bool // the server had no room for it
 	warned    bool // the log says that a ledger is not used
 	front     bool // it had the lock, or was one of the first in line, which come back sooner after an outage
-	former    formerPlace
+
+	// former is where its last session stood in line, if it did. The server may still have that
+	// session.
+	former struct{ ticket, backend uint32 } // ticket 0: nowhere
+
+	// Between attempts to connect (see pause):
+	since             time.Time // when the last session was lost, or the attempts began
+	backoff, rejected *pace.Backoff
+	crowded           *pace.Backoff // for a server that has no room
+	said              string        // the reason that was logged last
+	hostsTried        int           // how often a run that doesn't wait has gone on to another host
 }
 
-// formerPlace is where the candidate's last session stood in line, if it did. The server may still
-// have that session.
-type formerPlace struct {
-	ticket  uint32 // 0: nowhere
-	backend uint32
+func newWait() wait {
+	w := wait{began: time.Now(), crowded: crowd.CrowdedBackoff()}
+	w.restartPauses()
+	return w
 }
 
 // NewCandidate returns a candidate that has done nothing yet.
@@ -45,17 +54,17 @@ func NewCandidate(cfg Config) *Candidate { return &Candidate{cfg: cfg} }
 // begin begins a wait. The candidate remembers from an earlier wait where the database was and, if
 // the lock was lost, comes back sooner.
 func (c *Candidate) begin() {
-	c.memory = memory{began: time.Now()}
+	c.wait = newWait()
 	if c.last == nil {
 		return
 	}
 	lost := c.last.Err()
 	c.cfg.Session.Database, _ = session.Elsewhere(c.cfg.Session.Database, lost)
-	c.memory.front = lost != nil
+	c.wait.front = lost != nil
 }
 
 // timeLeft is what is left of the wait.
-func (c *Candidate) timeLeft() time.Duration { return c.cfg.Wait - time.Since(c.memory.began) }
+func (c *Candidate) timeLeft() time.Duration { return c.cfg.Wait - time.Since(c.wait.began) }
 
 // Reached says whether the database has ever answered for the lock.
 func (c *Candidate) Reached() bool { return c.reached }
@@ -91,12 +100,12 @@ func (c *Candidate) Acquire(ctx context.Context, start StartGuard) (*Held, error
 // persist calls attempt until it succeeds, or fails for a reason that isn't waited out.
 func (c *Candidate) persist(ctx context.Context, attempt func() error) error {
 	c.begin()
-	for p := newReconnects(); ; {
+	for {
 		err := attempt()
 		if err == nil {
 			return nil
 		}
-		if err = c.outlast(ctx, p, err); err != nil {
+		if err = c.outlast(ctx, err); err != nil {
 			return err
 		}
 	}
@@ -105,7 +114,7 @@ func (c *Candidate) persist(ctx context.Context, attempt func() error) error {
 // acquireOnce is what Acquire does with one session.
 func (c *Candidate) acquireOnce(ctx context.Context, start StartGuard) (*Held, error) {
 	firstTry := ""
-	if !c.memory.returning {
+	if !c.wait.returning {
 		firstTry = c.cfg.firstTrySQL()
 	}
 	s, err := c.openSession(ctx, firstTry)
@@ -113,13 +122,13 @@ func (c *Candidate) acquireOnce(ctx context.Context, start StartGuard) (*Held, e
 		return nil, err
 	}
 	w := c.newWaiter(s, start)
-	c.memory.returning = true
+	c.wait.returning = true
 	held, err := w.acquire(ctx)
 	if err != nil {
 		if w.place.everJoined() && w.place.ticket != 0 {
-			c.memory.former = formerPlace{w.place.ticket, s.BackendPID()}
+			c.wait.former.ticket, c.wait.former.backend = w.place.ticket, s.BackendPID()
 			if w.turn.Rank > 0 {
-				c.memory.front = w.turn.Rank <= crowd.MostWatchers
+				c.wait.front = w.turn.Rank <= crowd.MostWatchers
 			}
 		}
 		// Otherwise the next attempt, or the next run in a script, could still find the locks held. What a
@@ -186,7 +195,7 @@ func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
 // warnOfLedger logs, once in a wait, that the database has a ledger, and that it is not used
 // because it can't be trusted or because the role has no access.
 func (c *Candidate) warnOfLedger(s *session.Session) {
-	if c.memory.warned {
+	if c.wait.warned {
 		return
 	}
 	switch access, role := ledger.ParseAccess(s.LoginAnswer()); access {
@@ -197,7 +206,7 @@ func (c *Candidate) warnOfLedger(s *session.Session) {
 	default:
 		return
 	}
-	c.memory.warned = true
+	c.wait.warned = true
 }
 
 func isFull(err error) bool {
@@ -221,29 +230,29 @@ func isFull(err error) bool {
 //	                   old ticket and its mark, and looks
 //	bid.verdictOn      the waiter has lost what it had heard: if it hears nothing more, and there
 //	                   is no ledger, a grant is held for the lock-delay
-func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error {
-	cfg := &c.cfg
+func (c *Candidate) outlast(ctx context.Context, err error) error {
+	cfg, w := &c.cfg, &c.wait
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	database, others := session.Elsewhere(cfg.Session.Database, err)
 	cfg.Session.Database = database
 	if isFull(err) {
-		c.memory.foundFull = true
+		w.foundFull = true
 	}
-	if cfg.Wait == 0 && p.hostsTried < others {
-		p.hostsTried++
-		c.memory.returning, c.memory.foundFull = false, false // it is new there
+	if cfg.Wait == 0 && w.hostsTried < others {
+		w.hostsTried++
+		w.returning, w.foundFull = false, false // it is new there
 		return nil
 	}
-	rest := crowd.AwayFor(p.next(c.memory.front, err), c.timeLeft())
+	rest := crowd.AwayFor(w.pause(err), c.timeLeft())
 	waitsOut := session.Passing(err) || cfg.Endures && c.Reached()
 	if !waitsOut || c.timeLeft() <= rest {
 		return err
 	}
 	cfg.Observer.away(err)
-	if reason := err.Error(); reason != p.said || rest > frontAgain {
-		p.said = reason
+	if reason := err.Error(); reason != w.said || rest > frontAgain {
+		w.said = reason
 		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", reason, "retry_in", rest)
 	}
 	cfg.SayTrying(rest)
@@ -253,48 +262,33 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	return nil
 }
 
-// reconnects are the pauses between attempts to connect. Each is a random part of a backoff that
-// doubles, so that the waiters don't overrun a server that comes up again. The first in line, on
-// which the next command depends, pause for frontAgain at most, but only for the time frontFor. If
-// a server answers with an error, such as that it isn't ready, they use rejected, which doubles,
-// too: each such attempt leaves a line in that server's log.
-type reconnects struct {
-	backoff, rejected *pace.Backoff
-	since             time.Time     // when the last session was lost, or the attempts began
-	crowded           *pace.Backoff // for a server that has no room
-	said              string        // the reason that was logged last
-	hostsTried        int           // how often a run that doesn't wait has gone on to another host
-}
-
 const (
 	frontAgain = 250 * time.Millisecond
 	frontFor   = time.Minute
 )
 
-func newReconnects() *reconnects {
-	p := &reconnects{crowded: crowd.CrowdedBackoff()}
-	p.restart()
-	return p
-}
-
-func (p *reconnects) restart() {
-	p.since, p.backoff, p.rejected = time.Now(), crowd.AwayBackoff(), crowd.UrgentBackoff()
-}
-
-// next is the pause after an attempt that has failed. front is memory.front.
-func (p *reconnects) next(front bool, err error) time.Duration {
+// pause is how long to pause after an attempt that has failed: a random part of a backoff that
+// doubles, so that the waiters don't overrun a server that comes up again. The first in line, on
+// which the next command depends, pause for frontAgain at most, but only for the time frontFor. If
+// a server answers with an error, such as that it isn't ready, they use rejected, which doubles,
+// too: each such attempt leaves a line in that server's log.
+func (w *wait) pause(err error) time.Duration {
 	if errors.As(err, new(*session.LostError)) {
-		p.restart()
+		w.restartPauses()
 	}
 	var e *session.Error
 	switch {
 	case isFull(err):
-		return pace.Between(crowd.NextAway(p.crowded))
-	case front && (errors.As(err, &e) && e.LoginRejected || session.AnsweredError(err) != nil):
-		return p.rejected.Half()
-	case !front || time.Since(p.since) > frontFor:
-		return p.backoff.Half()
+		return pace.Between(crowd.NextAway(w.crowded))
+	case w.front && (errors.As(err, &e) && e.LoginRejected || session.AnsweredError(err) != nil):
+		return w.rejected.Half()
+	case !w.front || time.Since(w.since) > frontFor:
+		return w.backoff.Half()
 	}
-	p.rejected = crowd.UrgentBackoff()
+	w.rejected = crowd.UrgentBackoff()
 	return pace.Between(frontAgain/2, frontAgain)
+}
+
+func (w *wait) restartPauses() {
+	w.since, w.backoff, w.rejected = time.Now(), crowd.AwayBackoff(), crowd.UrgentBackoff()
 }

@@ -39,12 +39,12 @@ func (o *outage) try() error {
 
 // ended returns when the server answers, or when the candidate gives up.
 func (o *outage) ended(ctx context.Context, c *Candidate) error {
-	for p := newReconnects(); ; {
+	for {
 		err := o.try()
 		if err == nil {
 			return nil
 		}
-		if err = c.outlast(ctx, p, err); err != nil {
+		if err = c.outlast(ctx, err); err != nil {
 			return err
 		}
 	}
@@ -73,7 +73,7 @@ func TestComingBack(t *testing.T) {
 			o := &outage{began: time.Now(), gone: c.gone, starting: c.starting}
 			candidate := NewCandidate(Config{Wait: Forever, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}})
 			candidate.begin()
-			candidate.memory.front = c.front
+			candidate.wait.front = c.front
 			if err := o.ended(t.Context(), candidate); err != nil {
 				t.Fatal(err)
 			}
@@ -119,22 +119,24 @@ func TestReconnectsAnswered(t *testing.T) {
 		"it isn't ready":     &session.Error{Kind: session.Unreachable, LoginRejected: true},
 		"it rejects a start": session.Rejected(&pgconn.PgError{Severity: "ERROR", Code: "42501"}, "start"),
 	} {
-		p := newReconnects()
+		w := newWait()
+		w.front = true
 		var longest time.Duration
 		for range 20 {
-			longest = max(longest, p.next(true, answer))
+			longest = max(longest, w.pause(answer))
 		}
 		if longest < most/2 || longest > most {
 			t.Errorf("%s: the longest pause is %v", name, longest)
 		}
 	}
-	p := newReconnects()
+	w := newWait()
+	w.front = true
 	for range 20 {
-		if pause := p.next(true, &session.Error{Kind: session.Unreachable}); pause > frontAgain {
+		if pause := w.pause(&session.Error{Kind: session.Unreachable}); pause > frontAgain {
 			t.Fatalf("of a server that can't be reached: %v", pause)
 		}
 	}
-	if p.next(true, &session.LostError{Cause: errors.New("lost")}) > frontAgain {
+	if w.pause(&session.LostError{Cause: errors.New("lost")}) > frontAgain {
 		t.Error("after a loss")
 	}
 }

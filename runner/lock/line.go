@@ -59,7 +59,7 @@ func (w *waiter) join(ctx context.Context) error {
 // as it may after a partition. That session would keep its place in line, and also the lock, if its
 // last try was granted. It is identified by its number and its ticket.
 func (w *waiter) endFormerQueries() []string {
-	former := w.candidate.memory.former
+	former := w.candidate.wait.former
 	if former.ticket == 0 || w.cfg.Claim.Shared { // readers may share a ticket
 		return nil
 	}

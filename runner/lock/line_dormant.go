@@ -76,7 +76,7 @@ func (w *waiter) whomToCall() crowd.ToCall {
 		return crowd.NoneToCall
 	case w.audience.dormant:
 		return crowd.SomeDormant
-	case w.candidate.memory.foundFull:
+	case w.candidate.wait.foundFull:
 		return crowd.SomeAbsent
 	}
 	return crowd.NoneToCall

@@ -37,11 +37,11 @@ const mostHeard = 256
 // candidate's last session, if it had one.
 func (c *Candidate) newWaiter(s *session.Session, start StartGuard) *waiter {
 	w := &waiter{
-		bid: newBid(newListener(s, &c.cfg, c.memory.returning), c.cfg, start), candidate: c,
+		bid: newBid(newListener(s, &c.cfg, c.wait.returning), c.cfg, start), candidate: c,
 		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
 	w.listener.heard = make(chan evidence.Announcement, mostHeard)
-	w.place.ticket = c.memory.former.ticket
+	w.place.ticket = c.wait.former.ticket
 	return w
 }
 
