@@ -183,7 +183,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 
 // holdForOpenRun holds the locks without a command for as long as an open run on host may be alive.
 func (l *ledgerStart) holdForOpenRun(ctx context.Context, rest time.Duration, host string, ask func() (done bool, err error)) error {
-	if err := l.bid.beginDelay(ctx, rest); err != nil {
+	if err := l.bid.putOffStart(ctx, rest); err != nil {
 		return err
 	}
 	heardDead := func() bool {

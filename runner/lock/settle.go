@@ -36,7 +36,7 @@ import (
 // the question to the ledger contains the token. The ledger also keeps a run from starting during a
 // pause, and for --once-per (startInLedger). A burst (waiter.tryInBurst), an exchange and a
 // transaction (beginAndDraw) draw it with the try. If a wait follows the draw, the token is drawn
-// anew (beginDelay). With a second session a separate statement lists the locks (drawOnSecond).
+// anew (putOffStart). With a second session a separate statement lists the locks (drawOnSecond).
 //
 // The heartbeat does not look for requests to step down until the caller makes it do so
 // (Held.checkForStepDown, List.checkForStepDowns).
@@ -101,7 +101,7 @@ func (b *bid) waitOut(ctx context.Context) error {
 	if rest == 0 {
 		return nil
 	}
-	if err := b.beginDelay(ctx, rest); err != nil {
+	if err := b.putOffStart(ctx, rest); err != nil {
 		return err
 	}
 	if err := b.confirmGrants(ctx); err != nil {
@@ -163,16 +163,17 @@ func (b *bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 	b.cfg.Log.Log(ctx, level, fmt.Sprintf("%s; the command starts within %v", why, most), "event", "delayed", "delay", delay)
 }
 
-// beginDelay drops the token, since the start after the delay needs a later one, shows others that
-// the command has not started, and when it will, and leaves the line. Every delay begins here.
-func (b *bid) beginDelay(ctx context.Context, delay time.Duration) error {
+// putOffStart puts the start off: it drops the token, since the later start needs a later one, shows
+// others that the command has not started, and when it will, and leaves the line. Every delay begins
+// here. A bid that must not wait gets ErrDelayed instead.
+func (b *bid) putOffStart(ctx context.Context, rest time.Duration) error {
 	b.dropDraw(ctx)
 	if b.mustNotWait {
 		return cmp.Or(b.Session.EndError(), ErrDelayed)
 	}
 	b.delayed = true
 	d := b.cfg.describe()
-	d.Delay, d.Since = delay, time.Now()
+	d.Delay, d.Since = rest, time.Now()
 	b.show(d)
 	return b.leaveLine(ctx, session.PlainBeatQuery)
 }
