@@ -186,11 +186,12 @@ func (l *ledgerStart) holdForOpenRun(ctx context.Context, rest time.Duration, ho
 	if err := l.bid.putOffStart(ctx, rest); err != nil {
 		return err
 	}
+	why := "lock granted, and the ledger knows of no end of its last run on " + visible.Text(host)
 	heardDead := func() bool {
 		rest, _ := l.closeDead(l.open)
 		return rest == 0
 	}
-	return l.bid.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host), heardDead, ask)
+	return l.bid.hold(ctx, delay{rest: rest, why: why, heardOver: heardDead, askOver: ask})
 }
 
 // closeDead puts into the proof which of the open runs are dead. It returns for how long another

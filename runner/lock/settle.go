@@ -107,26 +107,32 @@ func (b *bid) waitOut(ctx context.Context) error {
 	if err := b.confirmGrants(ctx); err != nil {
 		return err
 	}
-	over := func() bool { return b.reviewGrants() == 0 }
-	for rest = b.reviewGrants(); rest > 0; rest = b.reviewGrants() { // what is heard can make it longer
-		if err := b.hold(ctx, rest, "lock granted without evidence that its last holder is dead", over, nil); err != nil {
+	d := delay{why: "lock granted without evidence that its last holder is dead", heardOver: func() bool { return b.reviewGrants() == 0 }}
+	for d.rest = b.reviewGrants(); d.rest > 0; d.rest = b.reviewGrants() { // what is heard can make it longer
+		if err := b.hold(ctx, d); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// hold holds the locks without a command for the delay, or until it is over by what was heard: over
-// is asked with each announcement. ask, unless it is nil, is called every askLedgerEvery; when it
-// returns done, hold returns, too.
-func (b *bid) hold(ctx context.Context, delay time.Duration, why string, over func() bool, ask func() (done bool, err error)) error {
-	b.logDelay(ctx, delay, why)
-	b.cfg.SayTrying(delay)
-	defer b.cfg.Observer.delayed(delay)()
-	timer := time.NewTimer(delay)
+// delay is a time for which the locks are held without a command. It may be over earlier.
+type delay struct {
+	rest      time.Duration
+	why       string
+	heardOver func() bool                   // it is, by what was heard: called with each announcement
+	askOver   func() (over bool, err error) // it is, by the ledger: called every askLedgerEvery, unless it is nil
+}
+
+// hold holds the locks without a command until the delay is over.
+func (b *bid) hold(ctx context.Context, d delay) error {
+	b.logDelay(ctx, d)
+	b.cfg.SayTrying(d.rest)
+	defer b.cfg.Observer.delayed(d.rest)()
+	timer := time.NewTimer(d.rest)
 	defer timer.Stop()
 	var asks <-chan time.Time
-	if ask != nil {
+	if d.askOver != nil {
 		ticker := time.NewTicker(askLedgerEvery)
 		defer ticker.Stop()
 		asks = ticker.C
@@ -136,14 +142,14 @@ func (b *bid) hold(ctx context.Context, delay time.Duration, why string, over fu
 		case <-timer.C:
 			return nil
 		case <-asks:
-			if done, err := ask(); err != nil || done {
+			if over, err := d.askOver(); err != nil || over {
 				return err
 			}
 		case <-b.listener.news:
 			if err := b.listener.askRoles(ctx); err != nil {
 				return err
 			}
-			if over() {
+			if d.heardOver() {
 				return nil
 			}
 		case <-b.Session.Done():
@@ -154,13 +160,13 @@ func (b *bid) hold(ctx context.Context, delay time.Duration, why string, over fu
 	}
 }
 
-func (b *bid) logDelay(ctx context.Context, delay time.Duration, why string) {
+func (b *bid) logDelay(ctx context.Context, d delay) {
 	level := LevelNotice
-	if delay > b.cfg.LongDelay {
+	if d.rest > b.cfg.LongDelay {
 		level = slog.LevelWarn
 	}
-	most := (delay + time.Second - 1).Truncate(time.Second)
-	b.cfg.Log.Log(ctx, level, fmt.Sprintf("%s; the command starts within %v", why, most), "event", "delayed", "delay", delay)
+	most := (d.rest + time.Second - 1).Truncate(time.Second)
+	b.cfg.Log.Log(ctx, level, fmt.Sprintf("%s; the command starts within %v", d.why, most), "event", "delayed", "delay", d.rest)
 }
 
 // putOffStart puts the start off: it drops the token, since the later start needs a later one, shows
