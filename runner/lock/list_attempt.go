@@ -76,8 +76,6 @@ func (a *Attempt) SettleAtOnce(ctx context.Context) (*Held, error) {
 	h, err := a.Settle(ctx)
 	if errors.Is(err, ErrDelayed) {
 		a.kept = a.bid.listener.on
-		a.Close()
-		a.show(0) // without this item's key
 	}
 	return h, err
 }
@@ -141,18 +139,11 @@ func (l *List) keep(a *Attempt) bool {
 	return true
 }
 
-// GiveBack frees a lock under which no command was started, and ends the attempt. It takes no longer
-// than PatienceAtEnd after ctx has ended.
+// GiveBack frees a lock under which no command was started. It takes no longer than PatienceAtEnd
+// after ctx has ended.
 func (a *Attempt) GiveBack(ctx context.Context) error {
 	ctx, cancel := lateAfter(ctx)
 	defer cancel()
-	err := a.giveBack(ctx)
-	a.Close()
-	a.show(0) // without this item's key
-	return err
-}
-
-func (a *Attempt) giveBack(ctx context.Context) error {
 	if a.held == nil {
 		return a.bid.giveBack(ctx)
 	}
@@ -164,8 +155,7 @@ func (a *Attempt) giveBack(ctx context.Context) error {
 }
 
 // Close ends the attempt. The lock is free by now, or was lost. The session stops listening for the
-// item, unless KeepListening was called, or SettleAtOnce put the start off. A second Close, or one
-// after GiveBack, does nothing if no other attempt at the item has begun.
+// item, unless KeepListening was called, or SettleAtOnce put the start off.
 func (a *Attempt) Close() {
 	if a.checkTimer != nil {
 		a.checkTimer.Stop()
@@ -188,4 +178,5 @@ func (a *Attempt) leave() {
 	if !a.kept {
 		delete(l.kept, a.id())
 	}
+	l.showKeys() // without this item's
 }

@@ -108,6 +108,7 @@ func TestDelayStaysShown(t *testing.T) {
 	if err := second.GiveBack(t.Context()); err != nil {
 		t.Error(err)
 	}
+	second.Close()
 	shows("the second has ended", longDelay, "first")
 	cancel()
 	if err := <-waited; err == nil {

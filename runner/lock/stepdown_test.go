@@ -202,6 +202,7 @@ func TestLockedCatalog(t *testing.T) {
 	if err := item.GiveBack(t.Context()); err != nil {
 		t.Error(err)
 	}
+	item.Close()
 	a.Close()
 }
 
