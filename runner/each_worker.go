@@ -97,8 +97,8 @@ func (w *worker) fetch(ctx context.Context) (*activeItem, error) {
 				return nil, err
 			}
 		}
-		tried := w.exchange(next)
-		settled, err := w.settleOrSkip(ctx, next, tried)
+		tryErr := w.exchange(next)
+		settled, err := w.settleOrSkip(ctx, next, tryErr)
 		if settled {
 			return next, nil
 		}
@@ -111,7 +111,7 @@ func (w *worker) fetch(ctx context.Context) (*activeItem, error) {
 
 // exchange releases the lock of the last command, if there is one, and tries for that of the next
 // item, unless that is nil. Its error is that of the try.
-func (w *worker) exchange(next *activeItem) (tried error) {
+func (w *worker) exchange(next *activeItem) (tryErr error) {
 	var freed, wanted *lock.Attempt
 	last := w.last
 	if last != nil {
@@ -120,14 +120,14 @@ func (w *worker) exchange(next *activeItem) (tried error) {
 	if next != nil {
 		wanted = next.attempt
 	}
-	released, tried := w.list.Exchange(w.asked, freed, wanted)
+	releaseErr, tryErr := w.list.Exchange(w.asked, freed, wanted)
 	if last != nil {
-		last.run.afterRelease(released)
-		w.endIfHeld(released)
+		last.run.afterRelease(releaseErr)
+		w.endIfHeld(releaseErr)
 		w.forget(last)
 		w.last = nil
 	}
-	return tried
+	return tryErr
 }
 
 // pick returns the next item to try, or nil if there is none. It skips items that this process is
@@ -201,13 +201,13 @@ func (w *worker) nextItem(ctx context.Context) (item string, ok bool) {
 }
 
 // settleOrSkip settles the lock of a granted item: it waits until the previous command is dead, and
-// draws the token. Otherwise it skips the item. tried is the error of the try. settleOrSkip doesn't
-// wait ahead of time, since the end of the command that runs would be neither recorded nor announced
-// meanwhile: it pushes the item back.
-func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tried error) (settled bool, err error) {
+// draws the token. Otherwise it skips the item. settleOrSkip doesn't wait ahead of time, since the
+// end of the command that runs would be neither recorded nor announced meanwhile: it pushes the item
+// back.
+func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tryErr error) (settled bool, err error) {
 	switch {
-	case tried != nil:
-		return false, w.skipIfBarred(it, tried)
+	case tryErr != nil:
+		return false, w.skipIfBarred(it, tryErr)
 	case !it.attempt.Granted():
 		return false, w.skipHeld(ctx, it)
 	}

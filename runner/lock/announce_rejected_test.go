@@ -121,8 +121,8 @@ func TestReleasedUnannounced(t *testing.T) {
 		l := openList(t, cfg)
 		a := endedItem(t, l, cfg)
 		forbid(t)
-		if released, _ := l.Exchange(t.Context(), a, nil); released != nil || !free() {
-			t.Errorf("%v; the lock is free: %t", released, free())
+		if releaseErr, _ := l.Exchange(t.Context(), a, nil); releaseErr != nil || !free() {
+			t.Errorf("%v; the lock is free: %t", releaseErr, free())
 		}
 		if said := c.said(); !slices.Equal(said, []string{"unheard"}) {
 			t.Errorf("said %v", said)

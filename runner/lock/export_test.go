@@ -44,7 +44,7 @@ func OpenSession(ctx context.Context, cfg Config) (*session.Session, error) {
 }
 
 // ExchangeAll is an exchange that several have joined: the locks to release, and those to try for.
-func (l *List) ExchangeAll(last, next []*Attempt) (released, tried error) {
+func (l *List) ExchangeAll(last, next []*Attempt) (releaseErr, tryErr error) {
 	x := &exchange{list: l}
 	for _, a := range last {
 		x.ended = append(x.ended, a.held)

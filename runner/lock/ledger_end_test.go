@@ -178,8 +178,8 @@ func TestEndsWhileLocked(t *testing.T) {
 			var releasing sync.WaitGroup
 			for _, a := range attempts {
 				releasing.Go(func() {
-					if released, _ := l.Exchange(t.Context(), a, nil); released != nil {
-						t.Error(released)
+					if releaseErr, _ := l.Exchange(t.Context(), a, nil); releaseErr != nil {
+						t.Error(releaseErr)
 					}
 					a.Close()
 				})

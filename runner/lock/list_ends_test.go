@@ -35,8 +35,8 @@ func TestListHears(t *testing.T) {
 		t.Helper()
 		a := takeItem(t, l, cfg, number, false)
 		ended(settleItem(t, a), outcome)
-		if released, _ := l.Exchange(t.Context(), a, nil); released != nil {
-			t.Fatal(released)
+		if releaseErr, _ := l.Exchange(t.Context(), a, nil); releaseErr != nil {
+			t.Fatal(releaseErr)
 		}
 		a.Close()
 	}

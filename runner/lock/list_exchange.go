@@ -17,7 +17,7 @@ import (
 // round trip does all that, with what other workers ask for meanwhile.
 //
 // Each request ends at the latest when the session does, and PatienceAtEnd after ctx.
-func (l *List) Exchange(ctx context.Context, last, next *Attempt) (released, tried error) {
+func (l *List) Exchange(ctx context.Context, last, next *Attempt) (releaseErr, tryErr error) {
 	var ended *Held
 	var wanted *bid
 	switch {
@@ -25,7 +25,7 @@ func (l *List) Exchange(ctx context.Context, last, next *Attempt) (released, tri
 	case last.held.endFits():
 		ended = last.held
 	default:
-		released = last.release(ctx)
+		releaseErr = last.release(ctx)
 	}
 	if next != nil && next.bid.tryFits() {
 		wanted = next.bid
@@ -34,18 +34,18 @@ func (l *List) Exchange(ctx context.Context, last, next *Attempt) (released, tri
 		x := l.addToNext(ctx, ended, wanted)
 		<-x.done
 		if ended != nil {
-			released = x.released
+			releaseErr = x.releaseErr
 		}
 		if wanted != nil {
-			tried = x.tried
+			tryErr = x.tryErr
 		}
 	}
 	if next != nil && wanted == nil {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
-		_, tried = next.bid.try(ctx)
+		_, tryErr = next.bid.try(ctx)
 	}
-	return released, tried
+	return releaseErr, tryErr
 }
 
 // release releases a lock outside an exchange.
@@ -87,8 +87,8 @@ type exchange struct {
 	ended []*Held // endFits is true for each
 	next  []*bid  // tryFits is true for each
 
-	released, tried error         // as ask says, once it is done
-	done            chan struct{} // closed then
+	releaseErr, tryErr error         // as ask says, once it is done
+	done               chan struct{} // closed then
 }
 
 // mostJoined limits the locks in one exchange: a statement can have 1,664 columns.
@@ -126,17 +126,17 @@ func (x *exchange) send(ctx context.Context) {
 	l.mu.Unlock()
 	ctx, cancel := lateAfter(ctx)
 	defer cancel()
-	x.released, x.tried = x.ask(ctx)
+	x.releaseErr, x.tryErr = x.ask(ctx)
 	close(x.done)
 }
 
 // ask carries out the exchange. If only the announcements fail, it warns of that. Its errors mean:
 //
-//	released  tried    the locks to release  those to try for
-//	nil       nil      are free              those items that are Granted can be settled
-//	nil       error    are free              are free, too, or the list has to end
-//	error     error    the session may still hold any of them, until it ends
-func (x *exchange) ask(ctx context.Context) (released, tried error) {
+//	releaseErr  tryErr    the locks to release  those to try for
+//	nil         nil       are free              those items that are Granted can be settled
+//	nil         error     are free              are free, too, or the list has to end
+//	error       error     the session may still hold any of them, until it ends
+func (x *exchange) ask(ctx context.Context) (releaseErr, tryErr error) {
 	queries := append(x.announceQueries(), x.freeAndTryQuery())
 	if len(x.next) > 0 {
 		queries = append(queries, x.drawQuery())
@@ -145,26 +145,26 @@ func (x *exchange) ask(ctx context.Context) (released, tried error) {
 	if err != nil && session.AnsweredError(err) == nil {
 		return err, err
 	}
-	released, tried = x.read(answers)
+	releaseErr, tryErr = x.read(answers)
 	if err == nil {
-		return released, tried
+		return releaseErr, tryErr
 	}
-	if tried != nil {
+	if tryErr != nil {
 		if err := x.free(ctx, err); err != nil {
 			return err, err
 		}
-		released = nil
+		releaseErr = nil
 	}
-	if released == nil && len(x.ended) > 0 && len(answers[0]) == 0 {
+	if releaseErr == nil && len(x.ended) > 0 && len(answers[0]) == 0 {
 		x.ended[0].warnUnannounced(err)
 	}
-	if released != nil {
-		released = session.Rejected(err, "lock "+x.freed().String())
+	if releaseErr != nil {
+		releaseErr = session.Rejected(err, "lock "+x.freed().String())
 	}
-	if tried != nil {
-		tried = session.Rejected(err, "lock "+x.wanted().String())
+	if tryErr != nil {
+		tryErr = session.Rejected(err, "lock "+x.wanted().String())
 	}
-	return released, tried
+	return releaseErr, tryErr
 }
 
 // free frees what the session holds of all these locks, after the server has rejected the exchange
@@ -186,7 +186,7 @@ func (x *exchange) free(ctx context.Context, err error) error {
 
 // read notes the answers to freeAndTryQuery and drawQuery. The server may have rejected only one of
 // the two.
-func (x *exchange) read(answers []session.Rows) (released, tried error) {
+func (x *exchange) read(answers []session.Rows) (releaseErr, tryErr error) {
 	var drawn session.Rows
 	if len(x.next) > 0 {
 		drawn, answers = answers[len(answers)-1], answers[:len(answers)-1]

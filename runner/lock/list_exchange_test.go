@@ -33,8 +33,8 @@ func TestExchange(t *testing.T) {
 	}
 	do := func(last, next []*lock.Attempt) {
 		t.Helper()
-		if released, tried := l.ExchangeAll(last, next); released != nil || tried != nil {
-			t.Fatal(released, tried)
+		if releaseErr, tryErr := l.ExchangeAll(last, next); releaseErr != nil || tryErr != nil {
+			t.Fatal(releaseErr, tryErr)
 		}
 	}
 	settle := func(a *lock.Attempt) *lock.Held {
@@ -118,8 +118,8 @@ func TestExchangeIsJoined(t *testing.T) {
 		}
 		attempts = append(attempts, next)
 		workers.Go(func() {
-			if released, tried := l.Exchange(t.Context(), before, next); released != nil || tried != nil {
-				t.Error(released, tried)
+			if releaseErr, tryErr := l.Exchange(t.Context(), before, next); releaseErr != nil || tryErr != nil {
+				t.Error(releaseErr, tryErr)
 			}
 		})
 	}
@@ -219,10 +219,10 @@ func TestRejectedExchange(t *testing.T) {
 			query(t, server, "REVOKE EXECUTE ON FUNCTION "+of.function+" FROM PUBLIC")
 			cfg.Claim = lock.Claim{IDs: []lockkey.ID{of.next}}
 			next := l.Attempt(cfg, false)
-			released, tried := l.Exchange(t.Context(), last, next)
+			releaseErr, tryErr := l.Exchange(t.Context(), last, next)
 			wants, _, _ := strings.Cut(of.function, "(")
-			if released != nil || kindOf(tried) != session.Denied || !strings.Contains(fmt.Sprint(tried), "permission denied for function "+wants) {
-				t.Errorf("released: %v; tried: %v", released, tried)
+			if releaseErr != nil || kindOf(tryErr) != session.Denied || !strings.Contains(fmt.Sprint(tryErr), "permission denied for function "+wants) {
+				t.Errorf("released: %v; tried: %v", releaseErr, tryErr)
 			}
 			if next.Granted() {
 				t.Error("the item is granted")

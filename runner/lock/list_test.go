@@ -234,8 +234,8 @@ func TestKeptForAnotherKey(t *testing.T) {
 		t.Fatalf("it has not heard that the holder's end was clean: %v", err)
 	}
 	ended(h, ledger.OK)
-	if released, _ := l.Exchange(t.Context(), a, nil); released != nil {
-		t.Fatal(released)
+	if releaseErr, _ := l.Exchange(t.Context(), a, nil); releaseErr != nil {
+		t.Fatal(releaseErr)
 	}
 	a.Close()
 	if _, err := hearer.Session.Query(t.Context(), session.PlainBeatQuery); err != nil {
