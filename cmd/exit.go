@@ -180,7 +180,7 @@ func status(err error) (code int, hint string) {
 		return exitLost, ""
 	case errors.Is(err, unix.EMFILE): // for instance for the heartbeat's timer, without which the session is given up
 		return exitInternal, "ulimit -n sets how many files pglead may have open"
-	case errors.As(err, new(*session.LostError)), errors.Is(err, child.ErrTooLate): // before the command started
+	case errors.As(err, new(*session.LostError)), errors.Is(err, child.ErrLeaseOver): // before the command started
 		return exitUnreachable, ""
 	case errors.Is(err, localpg.ErrNoPrograms):
 		return exitUnreachable, "to install them: " + localpg.InstallHint()

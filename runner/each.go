@@ -103,7 +103,7 @@ func (i *instance) workOn(cfg EachConfig) (tally Tally, err error) {
 	}
 	if asked.Err() != nil { // a signal came before the report: see run.untilSignal
 		var stop context.CancelFunc
-		asked, stop = context.WithTimeoutCause(context.Background(), lock.PatienceAtEnd, lock.ErrTooLate)
+		asked, stop = context.WithTimeoutCause(context.Background(), lock.PatienceAtEnd, lock.ErrNoAnswer)
 		defer stop()
 	}
 	lock.ReportKilled(asked, e.lost...)

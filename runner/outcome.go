@@ -28,7 +28,7 @@ import (
 //	can't be executed          child.LookupError                 failed              126, 127
 //	was not started: a signal  InterruptedError                  stopped             that of the signal
 //	… the lock was lost, or    session.LostError,                stopped             69
-//	the lease over             child.ErrTooLate
+//	the lease over             child.ErrLeaseOver
 //	… the guards were killed   child.ErrNotStarted               stopped             70
 type Outcome struct {
 	Status unix.WaitStatus

@@ -42,7 +42,7 @@ func (r *run) release() {
 	ctx, taker := interruptible(r.signals)
 	asked, ask := context.WithCancelCause(context.Background())
 	defer ask(nil)
-	late := func() { ask(lock.ErrTooLate) }
+	late := func() { ask(lock.ErrNoAnswer) }
 	if r.asked.Has(BySignal) {
 		late()
 	}
@@ -80,7 +80,7 @@ func (r *run) untilSignal(f func(context.Context)) {
 	ctx, taker := interruptible(r.signals)
 	bounded, cancel := ctx, func() {}
 	if r.asked.Has(BySignal) {
-		bounded, cancel = context.WithTimeoutCause(ctx, lock.PatienceAtEnd, lock.ErrTooLate)
+		bounded, cancel = context.WithTimeoutCause(ctx, lock.PatienceAtEnd, lock.ErrNoAnswer)
 	}
 	defer cancel()
 	f(bounded)

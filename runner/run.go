@@ -131,7 +131,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 			c, err = r.guard.StartCommand(ctx, req)
 		}
 	}
-	if lost := r.held.Err(); lost != nil && errors.Is(err, child.ErrTooLate) {
+	if lost := r.held.Err(); lost != nil && errors.Is(err, child.ErrLeaseOver) {
 		return nil, lost
 	}
 	if err != nil {

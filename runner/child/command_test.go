@@ -146,10 +146,10 @@ func TestTooLarge(t *testing.T) {
 func TestTooLate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "started")
 	late := child.Request{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now().Add(-1)}
-	if _, err := newGuard(t, nil).StartCommand(t.Context(), late); !errors.Is(err, child.ErrTooLate) {
+	if _, err := newGuard(t, nil).StartCommand(t.Context(), late); !errors.Is(err, child.ErrLeaseOver) {
 		t.Errorf("the guard is asked to start it: %v", err)
 	}
-	if err := child.AskToStart(newGuard(t, nil), late); !errors.Is(err, child.ErrTooLate) {
+	if err := child.AskToStart(newGuard(t, nil), late); !errors.Is(err, child.ErrLeaseOver) {
 		t.Errorf("the guard starts it: %v", err)
 	}
 	if _, err := os.Stat(file); err == nil {

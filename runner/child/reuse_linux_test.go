@@ -275,8 +275,8 @@ func TestSocketClosedBeforeStart(t *testing.T) {
 		}
 		file := filepath.Join(t.TempDir(), "started")
 		c, err := g.StartCommand(t.Context(), child.Request{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: far()})
-		if !errors.Is(err, child.ErrTooLate) {
-			t.Errorf("%s: %v, want ErrTooLate", name, err)
+		if !errors.Is(err, child.ErrLeaseOver) {
+			t.Errorf("%s: %v, want ErrLeaseOver", name, err)
 		}
 		if err == nil {
 			await(t, c)

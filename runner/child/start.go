@@ -13,9 +13,9 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// ErrTooLate says that the deadline had passed, or the server had closed the connection,
+// ErrLeaseOver says that the deadline had passed, or the server had closed the connection,
 // before the command could start.
-var ErrTooLate = errors.New("the lease ran out, or the server closed the connection, before the command could start")
+var ErrLeaseOver = errors.New("the lease ran out, or the server closed the connection, before the command could start")
 
 // GuardError says that the guard was killed, or stopped. All that it had started is dead by now.
 type GuardError struct {
@@ -44,7 +44,7 @@ var (
 // Idle then. Errors are
 //
 //	*LookupError    the command can't be executed
-//	ErrTooLate      the lease was over before
+//	ErrLeaseOver    the lease was over before
 //	*GuardError     the guard was killed, or stopped; with ErrNotStarted nothing has run
 //
 // and ctx's cause if ctx ended and the guard did not answer.
@@ -56,7 +56,7 @@ func (g *Guard) StartCommand(ctx context.Context, req Request) (*Child, error) {
 	g.idle = false
 	if boottime.Now() >= req.Deadline {
 		g.Close()
-		return nil, ErrTooLate
+		return nil, ErrLeaseOver
 	}
 	<-g.parent.threads()
 	if g.used { // its last command may have stopped it
@@ -66,7 +66,7 @@ func (g *Guard) StartCommand(ctx context.Context, req Request) (*Child, error) {
 	pid, born, err := g.requestStart(ctx, req)
 	var lookup *LookupError
 	switch {
-	case errors.As(err, &lookup), errors.Is(err, ErrTooLate):
+	case errors.As(err, &lookup), errors.Is(err, ErrLeaseOver):
 		g.Close()
 		return nil, err
 	case err != nil:
@@ -140,7 +140,7 @@ func (g *Guard) awaitStart(answer *startAnswer, req Request) (pid int, born boot
 		return 0, 0, err
 	case k == msgFailed:
 		if n == tooLate {
-			return 0, 0, ErrTooLate
+			return 0, 0, ErrLeaseOver
 		}
 		errno := syscall.Errno(n)
 		missing := errno == syscall.ENOENT

@@ -100,11 +100,11 @@ func (r *report) send(asked context.Context) {
 	if !r.announces && r.owing == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(asked, r.most, ErrTooLate)
+	ctx, cancel := context.WithTimeoutCause(asked, r.most, ErrNoAnswer)
 	defer cancel()
 	cfg := &r.runs[0].cfg
 	if err := r.persist(ctx); err != nil {
-		if asked.Err() != nil && !errors.Is(context.Cause(asked), ErrTooLate) {
+		if asked.Err() != nil && !errors.Is(context.Cause(asked), ErrNoAnswer) {
 			err = errNotAwaited // its cause speaks of the command's start
 		}
 		if r.announces {
@@ -116,8 +116,8 @@ func (r *report) send(asked context.Context) {
 	}
 }
 
-// ErrTooLate is the reason if the time for a report is over.
-var ErrTooLate = errors.New("the database did not answer in time")
+// ErrNoAnswer is the reason if the time for a report, or for a release after a signal, is over.
+var ErrNoAnswer = errors.New("the database did not answer in time")
 
 var errNotAwaited = errors.New("a signal came before the database had answered")
 
