@@ -61,7 +61,7 @@ func (b *bid) try(ctx context.Context) (granted bool, err error) {
 	if b.cfg.Session.Transaction {
 		granted, err = b.tryInTransaction(ctx)
 	} else if won, failed := b.askTry(ctx); failed == nil {
-		granted = b.noteTry(won)
+		granted = b.addGrants(won)
 	} else {
 		err = failed
 	}
@@ -141,13 +141,13 @@ func (cfg *Config) firstTrySQL() string {
 	return cfg.tryMissingSQL(cfg.Claim.locks(), false)
 }
 
-// noteTry notes which locks a try has won, and that others have what it did not get. Every grant
-// comes through here, from try, tryInBurst, tryInTransaction and noteExchange. The try itself is
-// sent with the login (firstTrySQL), or by askTry, burstQuery, Session.Begin or
+// addGrants adds the locks that a try has won, and notes that others have what it did not get. Every
+// grant comes through here, from try, tryInBurst, tryInTransaction and readExchange. The try itself
+// is sent with the login (firstTrySQL), or by askTry, burstQuery, Session.Begin or
 // exchange.freeAndTryQuery. Then complete says whether it is the whole claim, areListed whether
 // pg_locks agrees, and settle when a command may start. The verdict on each lock says how long the
 // last holder's command may be alive.
-func (b *bid) noteTry(won []advisory.Lock) (some bool) {
+func (b *bid) addGrants(won []advisory.Lock) (some bool) {
 	for _, l := range won {
 		g := grant{Lock: l, verdict: b.verdictOn(l.ID)}
 		b.listener.evidence[l.ID].NoteGranted()

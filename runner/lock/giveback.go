@@ -33,14 +33,14 @@ func (b *bid) giveBack(ctx context.Context) error {
 // the locks held.
 func (b *bid) giveBackAndLeave(ctx context.Context) error {
 	err := b.unlock(ctx, b.leaveQueries()...)
-	b.noteLeft()
+	b.forgetPlace()
 	return err
 }
 
 // unlock frees what was granted, and then sends the queries also.
 func (b *bid) unlock(ctx context.Context, also ...string) error {
 	queries, locks := append(b.giveBackQueries(), also...), b.Locks()
-	b.noteFreed()
+	b.forgetGrants()
 	return b.cfg.freeRejected(ctx, b.Session, b.send(ctx, queries...), locks)
 }
 

@@ -126,5 +126,5 @@ func (b *bid) confirmGrants(ctx context.Context) error {
 	return nil
 }
 
-// noteFreed notes that the bid has none of its locks any more.
-func (b *bid) noteFreed() { b.grants, b.drawn, b.delayed = nil, drawn{}, false }
+// forgetGrants forgets the locks, once they are freed, and what followed from them.
+func (b *bid) forgetGrants() { b.grants, b.drawn, b.delayed = nil, drawn{}, false }

@@ -277,9 +277,9 @@ func (b *bid) leaveQueries() []string {
 	return selectQueries(slices.Concat(b.leaveSQL(), b.listener.freeMarksSQL()))
 }
 
-// noteLeft notes that leaveQueries were sent. If the server rejects another query of that message,
-// they are carried out all the same.
-func (b *bid) noteLeft() {
+// forgetPlace forgets the place in line and the marks, once leaveQueries were sent. If the server
+// rejects another query of that message, they are carried out all the same.
+func (b *bid) forgetPlace() {
 	clear(b.place.has[:])
 	b.listener.noteUnmarked()
 }

@@ -178,7 +178,7 @@ func (x *exchange) free(ctx context.Context, err error) error {
 		return err
 	}
 	for _, b := range x.next {
-		b.noteFreed()
+		b.forgetGrants()
 		b.listener.evidence.Contest(b.cfg.Claim.IDs...)
 	}
 	return nil
@@ -200,7 +200,7 @@ func (x *exchange) read(answers []session.Rows) (releaseErr, tryErr error) {
 		return err, err
 	}
 	for i, b := range x.next {
-		if err := b.noteExchange(row[1+i], drawn); err != nil {
+		if err := b.readExchange(row[1+i], drawn); err != nil {
 			return nil, err
 		}
 	}
@@ -262,13 +262,13 @@ func (c Claim) with(other Claim) Claim {
 	return Claim{Keys: append(c.Keys, other.Keys...), IDs: append(c.IDs, other.IDs...)}
 }
 
-// noteExchange notes the answer to a try, and the token.
-func (b *bid) noteExchange(value string, drawn session.Rows) error {
+// readExchange reads the answer to a try, and the token.
+func (b *bid) readExchange(value string, drawn session.Rows) error {
 	won, err := b.readTry(value)
 	if err != nil {
 		return err
 	}
-	if b.noteTry(won); !b.complete() {
+	if b.addGrants(won); !b.complete() {
 		return nil
 	}
 	return b.noteDrawn(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.grants[0].Lock, row) }))

@@ -35,7 +35,7 @@
 //	      take                         bid.try and, if it is refused, waits: in line or by poll
 //	        standInLine                joins the line (line.go), sleeps, decides, tries and looks
 //	          tryNow                   bid.try, or a burst: many tries in one statement
-//	            noteTry     bid.go     what was granted
+//	            addGrants   bid.go     what was granted
 //	      bid.settle     settle.go     until the command may start
 //	  outlast                          after a loss: the pause before the next session
 //	Held.Release         held.go       after the command

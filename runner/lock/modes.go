@@ -102,7 +102,7 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	                 the token comes from a second session                   drawOnSecond
 //	quorum           what counts is what the standbys have confirmed, on a   drawOnSecond, recordEach,
 //	                 second session                                          Session.AwaitStandbys
-//	                 a lock counts as held from then on                      noteTry, confirmGrants
+//	                 a lock counts as held from then on                      addGrants, confirmGrants
 //	                 the guard's word of the end waits for none              Held.EncodedRelease
 //	                 the first try does not travel with the login            session.Open
 //	of a list        the session outlives the lock, and holds others         Held.Close, exchange

@@ -175,7 +175,7 @@ func (b *bid) drawAndAnnounce(ctx context.Context) error {
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
 	answers, err := b.Session.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.Locks())}, b.leaveQueries()...)})
-	b.noteLeft()
+	b.forgetPlace()
 	if err != nil && (len(answers) == 0 || len(answers[0]) == 0) {
 		return b.cfg.Claim.rejected(err)
 	}

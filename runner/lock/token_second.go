@@ -37,7 +37,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
 	answers, err := b.Session.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumnsSQL+fromLocksSQL+areOwnSQL)})
-	b.noteLeft()
+	b.forgetPlace()
 	if err != nil {
 		return b.cfg.Claim.rejected(err)
 	}

@@ -40,7 +40,7 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if !b.cfg.Claim.fulfilledBy(won) {
-		return b.noteTry(nil), nil
+		return b.addGrants(nil), nil
 	}
 	b.guard.begin()
 	granted, once := false, b.cfg
@@ -75,9 +75,9 @@ func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
 		if err := b.send(ctx, "ROLLBACK"); err != nil {
 			return false, err
 		}
-		return b.noteTry(nil), nil
+		return b.addGrants(nil), nil
 	}
-	b.noteTry(won)
+	b.addGrants(won)
 	noSecond := session.NoSecondError()
 	brief := ctx
 	if !b.cfg.Session.Quorum {
@@ -89,7 +89,7 @@ func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
 	if err = b.drawOnSecond(brief); err == nil {
 		return true, nil
 	}
-	b.noteFreed()
+	b.forgetGrants()
 	late, stop := lateAfter(ctx)
 	defer stop()
 	failed := b.send(late, "ROLLBACK")

@@ -230,7 +230,7 @@ func (w *waiter) tryInBurst(ctx context.Context) (granted bool, err error) {
 	}
 	if len(answers[0]) == 0 {
 		err := w.listener.askRoles(ctx) // another session may have had the lock meanwhile, and announced it
-		return w.noteTry(nil), err
+		return w.addGrants(nil), err
 	}
 	row, err := answers[0].Only(1)
 	if err != nil {
@@ -240,9 +240,9 @@ func (w *waiter) tryInBurst(ctx context.Context) (granted bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	granted = w.noteTry(won)
+	granted = w.addGrants(won)
 	if draws {
-		w.noteLeft()
+		w.forgetPlace()
 		err = w.noteDrawn(answers[1])
 	}
 	return granted, err
