@@ -44,17 +44,17 @@ import (
 // PatienceAtEnd: this process waits for nothing else before it goes on or exits. So it does before a
 // start, and not even a signal shortens that.
 type report struct {
-	runs      []*bid
-	owing     *bid          // one of the runs whose end the ledger still needs, or nil
+	bids      []*bid
+	owing     *bid          // one of them whose end the ledger still needs, or nil
 	announces bool          // that the commands are dead
 	most      time.Duration // for how long it is tried
 }
 
-func newReport(runs ...*bid) *report {
-	cfg := &runs[0].cfg
-	r := &report{runs: runs, announces: cfg.announcesDeath(), most: cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0))}
-	if i := slices.IndexFunc(runs, func(b *bid) bool { return b.owes() }); i >= 0 {
-		r.owing = runs[i]
+func newReport(bids ...*bid) *report {
+	cfg := &bids[0].cfg
+	r := &report{bids: bids, announces: cfg.announcesDeath(), most: cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0))}
+	if i := slices.IndexFunc(bids, func(b *bid) bool { return b.owes() }); i >= 0 {
+		r.owing = bids[i]
 	}
 	return r
 }
@@ -65,15 +65,15 @@ func ReportKilled(ctx context.Context, held ...*Held) {
 	if len(held) == 0 {
 		return
 	}
-	var runs []*bid
+	var bids []*bid
 	for _, h := range held {
 		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
-		runs = append(runs, h.bid)
+		bids = append(bids, h.bid)
 	}
 	if err := held[0].Err(); err != nil {
 		held[0].cfg.Observer.away(err) // an outage that lead reports later is counted from this moment
 	}
-	newReport(runs...).send(ctx)
+	newReport(bids...).send(ctx)
 }
 
 // ReportEnded reports the locks of a run that were lost when its command had ended, or had not
@@ -102,7 +102,7 @@ func (r *report) send(asked context.Context) {
 	}
 	ctx, cancel := context.WithTimeoutCause(asked, r.most, ErrNoAnswer)
 	defer cancel()
-	cfg := &r.runs[0].cfg
+	cfg := &r.bids[0].cfg
 	if err := r.persist(ctx); err != nil {
 		if asked.Err() != nil && !errors.Is(context.Cause(asked), ErrNoAnswer) {
 			err = errNotAwaited // its cause speaks of the command's start
@@ -123,7 +123,7 @@ var errNotAwaited = errors.New("a signal came before the database had answered")
 
 // persist calls try until it succeeds, fails for a reason that isn't waited out, or ctx ends.
 func (r *report) persist(ctx context.Context) error {
-	cfg := &r.runs[0].cfg
+	cfg := &r.bids[0].cfg
 	cfg.SayTrying(cfg.LockDelay)
 	for backoff := crowd.UrgentBackoff(); ; {
 		err := r.try(ctx)
@@ -147,7 +147,7 @@ const stayAfterDeath = time.Second
 // try opens a new session, on which it records the ends, if the ledger has the runs, and announces
 // the deaths, if it is to.
 func (r *report) try(ctx context.Context) error {
-	cfg := r.runs[0].cfg.sessionConfig()
+	cfg := r.bids[0].cfg.sessionConfig()
 	cfg.Quorum = false
 	if r.owing != nil {
 		cfg.LoginQuestion = r.owing.cfg.Ledger.QuestionSQL(cfg.Transaction)
@@ -158,9 +158,9 @@ func (r *report) try(ctx context.Context) error {
 	}
 	defer s.Close()
 	var queries []string
-	for _, run := range r.runs {
-		if known, _ := run.cfg.Ledger.Applies(s.LoginAnswer()); known {
-			queries = append(queries, run.recordQueries(run.end, run.endCommit())...)
+	for _, b := range r.bids {
+		if known, _ := b.cfg.Ledger.Applies(s.LoginAnswer()); known {
+			queries = append(queries, b.recordQueries(b.end, b.endCommit())...)
 		}
 	}
 	if len(queries) > 0 {
@@ -169,21 +169,21 @@ func (r *report) try(ctx context.Context) error {
 		case r.owing != nil && session.AnsweredError(err) != nil:
 			r.owing.warnUnrecorded(ledger.Rejected(err, "the ledger"))
 		case err != nil:
-			return r.runs[0].cfg.Claim.rejected(err)
+			return r.bids[0].cfg.Claim.rejected(err)
 		}
-		for _, run := range r.runs {
-			run.owed = nil
+		for _, b := range r.bids {
+			b.owed = nil
 		}
 	}
 	if !r.announces {
 		return nil
 	}
 	queries = nil
-	for _, run := range r.runs {
-		queries = append(queries, run.announceDeathQueries()...)
+	for _, b := range r.bids {
+		queries = append(queries, b.announceDeathQueries()...)
 	}
 	if _, err := s.Query(ctx, queries...); err != nil {
-		return r.runs[0].cfg.Claim.rejected(err)
+		return r.bids[0].cfg.Claim.rejected(err)
 	}
 	pace.Sleep(ctx, stayAfterDeath)
 	return nil
