@@ -16,10 +16,10 @@ type bid struct {
 	Session *session.Session
 	cfg     Config
 
-	place    place                      // in line, or as a holder that calls; the session's reader writes to its mark
-	listener *listener                  // what it knows of others
-	guard    *guardStart                // for the command
-	show     func(describe.Description) // puts it into the session's comment
+	place       place                      // in line, or as a holder that calls; the session's reader writes to its mark
+	listener    *listener                  // what it knows of others
+	preparation *preparation               // for the command
+	show        func(describe.Description) // puts it into the session's comment
 
 	grants  []grant // so far, in the order of the claim
 	delayed bool    // a delay has begun since the first grant
@@ -34,9 +34,9 @@ type bid struct {
 
 // newBid returns a bid on a session, which it does not close, with what that session knows of
 // others.
-func newBid(l *listener, cfg Config, start StartGuard) *bid {
+func newBid(l *listener, cfg Config, prepare Prepare) *bid {
 	return &bid{
-		Session: l.s, cfg: cfg, listener: l, guard: newGuardStart(l.s, start),
+		Session: l.s, cfg: cfg, listener: l, preparation: newPreparation(l.s, prepare),
 		show: func(d describe.Description) { l.s.SetComment(d.Comment()) },
 	}
 }

@@ -77,7 +77,7 @@ func (c *Candidate) noteAnswer() {
 
 // Acquire opens a session, takes the lock on it, and returns when a command may be started under
 // it. It waits out any obstacle that passes by itself, for as long as Config.Wait allows. It calls
-// start, unless that is nil, at most once for each session: just before a wait, or else after a
+// prepare, unless that is nil, at most once for each session: just before a wait, or else after a
 // try that has succeeded, beside the questions to the server. A run that is refused without a wait
 // doesn't need it. Errors are
 //
@@ -87,11 +87,11 @@ func (c *Candidate) noteAnswer() {
 //	*ledger.FencedError                       a transaction of the last run is still open
 //	*session.Error, *session.LostError        the server can't be reached, or used, or is gone
 //
-// and otherwise ctx's cause, or an error of start. If ctx ends while the start is under way at
+// and otherwise ctx's cause, or an error of prepare. If ctx ends while the start is under way at
 // the server, Acquire may succeed all the same: the caller then gives the locks back.
-func (c *Candidate) Acquire(ctx context.Context, start StartGuard) (*Held, error) {
+func (c *Candidate) Acquire(ctx context.Context, prepare Prepare) (*Held, error) {
 	err := c.persist(ctx, func() (err error) {
-		c.last, err = c.acquireOnce(ctx, start)
+		c.last, err = c.acquireOnce(ctx, prepare)
 		return err
 	})
 	return c.last, err
@@ -112,7 +112,7 @@ func (c *Candidate) persist(ctx context.Context, attempt func() error) error {
 }
 
 // acquireOnce is what Acquire does with one session.
-func (c *Candidate) acquireOnce(ctx context.Context, start StartGuard) (*Held, error) {
+func (c *Candidate) acquireOnce(ctx context.Context, prepare Prepare) (*Held, error) {
 	firstTry := ""
 	if !c.wait.returning {
 		firstTry = c.cfg.firstTrySQL()
@@ -121,7 +121,7 @@ func (c *Candidate) acquireOnce(ctx context.Context, start StartGuard) (*Held, e
 	if err != nil {
 		return nil, err
 	}
-	w := c.newWaiter(s, start)
+	w := c.newWaiter(s, prepare)
 	c.wait.returning = true
 	held, err := w.acquire(ctx)
 	if err != nil {
@@ -137,7 +137,7 @@ func (c *Candidate) acquireOnce(ctx context.Context, start StartGuard) (*Held, e
 			_ = w.giveBack(ctx)
 		}
 		s.Close()
-		w.guard.giveUp() // which a debugger may delay
+		w.preparation.giveUp() // which a debugger may delay
 		w.reportUnstarted(ctx)
 		return nil, err
 	}
@@ -223,7 +223,7 @@ func isFull(err error) bool {
 // When the session of a waiter is lost, this happens, in this order:
 //
 //	waiter.sleep       notices the loss; an answer that misses its deadline is a loss, too
-//	acquireOnce        keeps former and front, closes the session, and gives up the guard
+//	acquireOnce        keeps former and front, closes the session, and gives up what was prepared
 //	Candidate.outlast  pauses: the first in line briefly, the others longer and longer
 //	acquireOnce        opens a session without a first try, which might overtake those in line
 //	waiter.join        ends the old session, if the server still has it; listens, takes its

@@ -54,7 +54,7 @@
 //	stepdown.go             a holder is asked to step down, and finds out
 //	list*.go                pglead each: one session for many bids, and no line
 //	line*.go                the order of the waiters, for fairness and speed alone
-//	guard.go, warmup.go     what is done ahead of time, for speed alone
+//	prepare.go, warmup.go   what is done ahead of time, for speed alone
 //	config.go, observer.go  what the caller says, and what it is told
 //	ask.go, heartbeats.go   what all questions to the server have in common; what heartbeats ask
 //

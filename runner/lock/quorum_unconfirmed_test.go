@@ -77,7 +77,7 @@ func TestUnconfirmedStartIsStopped(t *testing.T) {
 	server, standby, dsn, confirms := rememberingWithStandby(t)
 	cfg := withQuorum(ledgered(config(t, dsn, exclusive(7))))
 	cfg.Wait = 0
-	c := contendGuarded(t, cfg, func(s *session.Session) (func(), error) {
+	c := contendPreparing(t, cfg, func(s *session.Session) (func(), error) {
 		eventually(t, "the start is noted", func() bool {
 			return query(t, server, "SELECT count(*) FROM pglead.lock WHERE started IS NOT NULL")[0] == "1"
 		})

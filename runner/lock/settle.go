@@ -59,12 +59,12 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 		}
 		start = b.drawAndAnnounce
 	}
-	b.guard.begin()
+	b.preparation.begin()
 	err = start(ctx)
 	if err == nil && !b.cfg.needsSecondLater() {
 		b.Session.DropSecond()
 	}
-	err = cmp.Or(err, b.guard.await())         // also after an error, so that it can be given up
+	err = cmp.Or(err, b.preparation.await())   // also after an error, so that it can be given up
 	if err == nil && b.Session.ExpireIfDue() { // the disk took longer than the rest of the lease
 		err = b.Session.EndError()
 	}

@@ -177,7 +177,7 @@ func TestUnguardedStart(t *testing.T) {
 	tear(t, server, acquire(t, cfg))
 	unready := errors.New("there is no guard")
 	cfg.LockDelay = time.Second
-	c := contendGuarded(t, cfg, func(*session.Session) (func(), error) {
+	c := contendPreparing(t, cfg, func(*session.Session) (func(), error) {
 		eventually(t, "the start is noted", func() bool {
 			return query(t, server, "SELECT count(*) FROM pglead.run WHERE outcome = 'lost'")[0] == "1"
 		})

@@ -135,18 +135,18 @@ type contender struct {
 
 func contend(t *testing.T, cfg lock.Config) *contender {
 	t.Helper()
-	return contendGuarded(t, cfg, nil)
+	return contendPreparing(t, cfg, nil)
 }
 
-// contendGuarded starts a contender whose guard is started by startGuard.
-func contendGuarded(t *testing.T, cfg lock.Config, startGuard lock.StartGuard) *contender {
+// contendPreparing starts a contender that calls prepare.
+func contendPreparing(t *testing.T, cfg lock.Config, prepare lock.Prepare) *contender {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	c := &contender{stop: cancel, done: make(chan struct{})}
 	cfg.Log = slog.New(c)
 	go func() {
 		defer close(c.done)
-		c.got, c.err = lock.NewCandidate(cfg).Acquire(ctx, startGuard)
+		c.got, c.err = lock.NewCandidate(cfg).Acquire(ctx, prepare)
 		c.ended = time.Now()
 	}()
 	t.Cleanup(func() {

@@ -32,8 +32,8 @@ func (c Claim) tryXactSQL() string {
 //
 // It first makes the same try in a statement of its own, whose end frees what it got. With many
 // waiters nearly all tries are refused. This way a refused try keeps none of the pooler's
-// connections until a ROLLBACK, and needs no second login. After a success the guard is started
-// in parallel with the questions that follow.
+// connections until a ROLLBACK, and needs no second login. After a success the preparation
+// goes on in parallel with the questions that follow.
 func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 	won, err := b.askTry(ctx)
 	if err != nil {
@@ -42,7 +42,7 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 	if !b.cfg.Claim.fulfilledBy(won) {
 		return b.addGrants(nil), nil
 	}
-	b.guard.begin()
+	b.preparation.begin()
 	granted, once := false, b.cfg
 	once.Wait = 0 // a run that waits tries again here, too: it would come back as one that knows of nobody's end
 	err = askForRoom(ctx, &once, func() (err error) {

@@ -146,7 +146,7 @@ func TestTakenMeanwhile(t *testing.T) {
 		prepared++
 		return func() { undone++ }, nil
 	}
-	refused := contendGuarded(t, cfg, prepare)
+	refused := contendPreparing(t, cfg, prepare)
 	<-refused.done
 	if _, ok := refused.err.(*lock.ConflictError); !ok || prepared != 1 || undone != 1 { //nolint:errorlint // as it is
 		t.Errorf("%v; prepared %d times, undone %d times", refused.err, prepared, undone)
@@ -158,7 +158,7 @@ func TestTakenMeanwhile(t *testing.T) {
 
 	// When the lock is free again, a run with the same settings gets it, and prepares once.
 	run(t, thief, "SELECT pg_advisory_unlock_all()")
-	release(t, contendGuarded(t, cfg, prepare).held(t))
+	release(t, contendPreparing(t, cfg, prepare).held(t))
 	if prepared != 2 || undone != 1 {
 		t.Errorf("prepared %d times, undone %d times", prepared, undone)
 	}

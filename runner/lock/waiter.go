@@ -35,9 +35,9 @@ const mostHeard = 256
 
 // newWaiter returns the candidate's waiter on a session. Others may have had the locks since the
 // candidate's last session, if it had one.
-func (c *Candidate) newWaiter(s *session.Session, start StartGuard) *waiter {
+func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
 	w := &waiter{
-		bid: newBid(newListener(s, &c.cfg, c.wait.returning), c.cfg, start), candidate: c,
+		bid: newBid(newListener(s, &c.cfg, c.wait.returning), c.cfg, prepare), candidate: c,
 		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
 	w.listener.heard = make(chan evidence.Announcement, mostHeard)
@@ -105,7 +105,7 @@ func (w *waiter) awaitGrant(ctx context.Context) error {
 		w.beatPlainly()
 		w.Session.StartHeartbeat()
 	}
-	if err := w.guard.await(); err != nil {
+	if err := w.preparation.await(); err != nil {
 		return err
 	}
 	defer w.cfg.Observer.beside(ctx, w.Session)()
