@@ -1,10 +1,11 @@
 package lock
 
 // The ways of locking (runner/WAYS.md), which a run may combine, are several locks, slots
-// (Claim.Gate), shared (Claim.Shared), in a transaction and with a quorum (fields of the session's
-// Config), of a list (List), and with a ledger. First come the questions that mix several of these, or that several
-// files ask; at the end, a table of the differences that sit in one place. To add a way: its field,
-// a row in that table, and its flag; then see what each question here has to answer for it.
+// (Claim.Gate), readers (Claim.Shared), lists (List), through a pooler (in a transaction), with a
+// ledger, and with a quorum; Config and its Session have the fields of the last three. First come
+// the questions that mix several of these, or that several files ask; at the end, a table of the
+// differences that sit in one place. To add a way: its field, a row in that table, and its flag;
+// then see what each question here has to answer for it.
 
 // takesAny says whether any one of the locks will do.
 func (c Claim) takesAny() bool { return c.Gate != nil }
@@ -88,11 +89,17 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	                 the line of the next one
 //	slots            any one lock will do                                    bid.readTry
 //	                 there is one line for all of them, the gate's           Claim.lineFor, takeGate
-//	shared           readers may share a ticket                              ticketQuery
+//	readers          they may share a ticket                                 ticketQuery
 //	                 a reader announces left, not clean, and its name does   announceEndQuery,
 //	                 not show its end                                        releaseQueries
 //	                 a reader that comes back ends no former session         endFormerQueries
-//	in a transaction the locks are the transaction's: it tries, and ends     tryInTransaction,
+//	lists            the session outlives the lock, and holds others         Held.Close, exchange
+//	                 no first try travels with its login                     bid.trySQL
+//	                 it shows no token                                       showsToken
+//	                 each start is announced, though nobody may listen:      bareDrawQuery
+//	                 others may come back for the item without a line
+//	                 nobody stands in line: the list comes back              Attempt.KeepListening
+//	through a pooler the locks are a transaction's: it tries, and ends       tryInTransaction,
 //	                 with the release                                        endTransaction
 //	                 to give back is to roll back                            giveBackQueries,
 //	                                                                         freeRejected
@@ -100,16 +107,10 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	                 records the end                                         RecordEnd
 //	                 waiters poll                                            waiter.poll
 //	                 the token comes from a second session                   drawOnSecond
-//	quorum           what counts is what the standbys have confirmed, on a   drawOnSecond, recordEach,
+//	the ledger       it is asked for the start, and told of the end          startInLedger,
+//	                                                                         recordQueries
+//	--quorum         what counts is what the standbys have confirmed, on a   drawOnSecond, recordEach,
 //	                 second session                                          Session.AwaitStandbys
 //	                 a lock counts as held from then on                      addGrants, confirmGrants
 //	                 the guard's word of the end waits for none              Held.EncodedRelease
 //	                 the first try does not travel with the login            session.Open
-//	of a list        the session outlives the lock, and holds others         Held.Close, exchange
-//	                 no first try travels with its login                     bid.trySQL
-//	                 it shows no token                                       showsToken
-//	                 each start is announced, though nobody may listen:      bareDrawQuery
-//	                 others may come back for the item without a line
-//	                 nobody stands in line: the list comes back              Attempt.KeepListening
-//	with a ledger    it is asked for the start, and told of the end          startInLedger,
-//	                                                                         recordQueries
