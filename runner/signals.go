@@ -23,7 +23,7 @@ import (
 //	the release                    the same                      leaves it 2 s
 //	a report after a loss          another signalTaker           ends it; an earlier one leaves it 2 s
 //
-// In pglead each one loop takes them, and passes them on to all runs (each.passOnSignals).
+// In `pglead each`, one loop takes them, and passes them on to all runs (each.passOnSignals).
 
 // signalTaker takes the signals while no command runs.
 type signalTaker struct {
