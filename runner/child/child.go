@@ -191,7 +191,7 @@ func (c *Child) listen() {
 func (c *Child) end(report doneReport) (idle bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	idle = report.Idle != 0 && !c.ordered
+	idle = report.Idle && !c.ordered
 	c.result, c.over, c.guard.idle = report.Result, true, idle
 	return idle
 }

@@ -153,10 +153,10 @@ func (g *guardProcess) untilDead() (again bool) {
 	brief := g.awaitDeath()
 	g.leaveSocket()
 	if brief && g.req.KeepGuard && g.report.Status.Exited() {
-		g.report.Idle = 1 // see reuse.go
+		g.report.Idle = true // see reuse.go
 	}
 	err := g.reportDeath()
-	if err == nil && g.report.Idle != 0 {
+	if err == nil && g.report.Idle {
 		return true
 	}
 	for err == nil { // pglead hangs up when it has read the report
@@ -187,7 +187,7 @@ func (g *guardProcess) awaitDeath() (brief bool) {
 // end of the connection comes first.
 func (g *guardProcess) reportDeath() error {
 	err := writeMessage(impatient{g.fd}, msgDone, g.report.encode())
-	if g.report.Idle == 0 || err != nil {
+	if !g.report.Idle || err != nil {
 		removeCgroup(g.cgroup)
 	}
 	g.endConnection()

@@ -171,7 +171,7 @@ func (req *Request) decode(b []byte) error {
 // doneReport is the end of a tree as its guard has seen it.
 type doneReport struct {
 	Result
-	Idle int64 // 1: the guard can have another command (Guard.Idle)
+	Idle bool // the guard can have another command (Guard.Idle)
 }
 
 func (d *doneReport) encode() []byte {
