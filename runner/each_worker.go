@@ -201,9 +201,8 @@ func (w *worker) nextItem(ctx context.Context) (item string, ok bool) {
 }
 
 // settleOrSkip settles the lock of a granted item: it waits until the previous command is dead, and
-// draws the token. Otherwise it skips the item. settleOrSkip doesn't wait ahead of time, since the
-// end of the command that runs would be neither recorded nor announced meanwhile: it pushes the item
-// back.
+// draws the token. Otherwise it skips the item. It doesn't wait ahead of time, since the end of the
+// command that runs would be neither recorded nor announced meanwhile: it pushes the item back.
 func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tryErr error) (settled bool, err error) {
 	switch {
 	case tryErr != nil:

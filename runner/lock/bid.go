@@ -141,9 +141,9 @@ func (cfg *Config) firstTrySQL() string {
 	return cfg.tryMissingSQL(cfg.Claim.locks(), false)
 }
 
-// addGrants adds the locks that a try has won, and notes that others have what it did not get. Every
-// grant comes through here, from try, tryInBurst, tryInTransaction and readExchange. The try itself
-// is sent with the login (firstTrySQL), or by askTry, burstQuery, Session.Begin or
+// addGrants adds the locks that a try has won, and notes that others have what it did not get.
+// Every grant comes through here, from try, tryInBurst, tryInTransaction and readExchange. The try
+// itself is sent with the login (firstTrySQL), or by askTry, burstQuery, Session.Begin or
 // exchange.freeAndTryQuery. Then complete says whether it is the whole claim, areListed whether
 // pg_locks agrees, and settle when a command may start. The verdict on each lock says how long the
 // last holder's command may be alive.

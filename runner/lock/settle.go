@@ -121,7 +121,7 @@ type delay struct {
 	rest      time.Duration
 	why       string
 	heardOver func() bool                   // it is, by what was heard: called with each announcement
-	askOver   func() (over bool, err error) // it is, by the ledger: called every askLedgerEvery, unless it is nil
+	askOver   func() (over bool, err error) // it is, by the ledger: called every askLedgerEvery; may be nil
 }
 
 // hold holds the locks without a command until the delay is over.
@@ -169,9 +169,9 @@ func (b *bid) logDelay(ctx context.Context, d delay) {
 	b.cfg.Log.Log(ctx, level, fmt.Sprintf("%s; the command starts within %v", d.why, most), "event", "delayed", "delay", d.rest)
 }
 
-// putOffStart puts the start off: it drops the token, since the later start needs a later one, shows
-// others that the command has not started, and when it will, and leaves the line. Every delay begins
-// here. A bid that must not wait gets ErrDelayed instead.
+// putOffStart puts the start off: it drops the token, since a later start needs a later one, shows
+// others that the command has not started, and when it will, and leaves the line. Every delay
+// begins here. A bid that must not wait gets ErrDelayed instead.
 func (b *bid) putOffStart(ctx context.Context, rest time.Duration) error {
 	b.dropDraw(ctx)
 	if b.mustNotWait {
