@@ -72,31 +72,32 @@ type command interface {
 // that linger watches over the lock alone.)
 //
 // When the server falls silent, this happens. The times are in leases, since the last answered
-// request was sent (leasetime.go).
+// request was sent (leasetime/leasetime.go). Each file is in this folder, or in one below it.
 //
-//	0    Session.answered, renew            the answer moves the deadline: to 3/5 from its request
-//	     supervise, Child.Renew             sends the deadline to the guard
-//	3/5  Session.beat, ExpireIfDue          the deadline passes
-//	     Session.fail                       notes the reason, and closes Done
-//	     lockLost, Child.TellLost           tells the guard to end the tree; starts the hook --on-lost
-//	     guardProcess.obey                  begins that
-//	     guardProcess.checkTime             the guard's own alarm, in case this process is stopped
-//	     guardProcess.endForLoss            SIGTERM, if there is a grace
-//	     guardProcess.killRound             SIGKILL, in rounds
-//	     Child.killGuard, killInPlaceOf     if the guard is too slow, pglead kills in its place
-//	     guardProcess.reportDeath           the guard reports that all are reaped
-//	     Child.listen                       closes Done
-//	     conclude                           turns that into a LockLostError
-//	     run.finish, ReportKilled           tells the waiters, on a new session
-//	2/3  (leasetime.DeadAfter)              the command is certainly dead; with a lost-grace, later
-//	     waiter.endSilent                   the first in line, which has seen the silence, ends the
-//	                                        session a little later (package lock, watchHolder)
-//	1    (idle_session_timeout)             the server ends the session
-//
-// Session is in package session: answered and renew in wire.go, beat and ExpireIfDue in
-// heartbeat.go. Child, Parent and guardProcess are in files of their names in package child;
-// endForLoss and killRound are in guardprocess_end.go. Package lock has ReportKilled (report.go)
-// and endSilent (line_silence.go).
+//	0    Session.answered, renew    session/wire.go               the answer moves the deadline: to
+//	                                                              3/5 from its request
+//	     supervise, Child.Renew     supervise.go, child/child.go  sends the deadline to the guard
+//	3/5  Session.beat, ExpireIfDue  session/heartbeat.go          the deadline passes
+//	     Session.fail               session/session.go            notes the reason, and closes Done
+//	     lockLost, Child.TellLost   supervise.go, child/child.go  tells the guard to end the tree;
+//	                                                              starts the hook --on-lost
+//	     guardProcess.obey          child/guardprocess.go         begins that
+//	     guardProcess.checkTime     child/guardprocess.go         the guard's own alarm, in case this
+//	                                                              process is stopped
+//	     guardProcess.endForLoss    child/guardprocess_end.go     SIGTERM, if there is a grace
+//	     guardProcess.killRound     child/guardprocess_end.go     SIGKILL, in rounds
+//	     Child.killGuard            child/child.go                if the guard is too slow,
+//	     Parent.killInPlaceOf       child/parent.go               pglead kills in its place
+//	     guardProcess.reportDeath   child/guardprocess.go         reports that all are reaped
+//	     Child.listen               child/child.go                closes Done
+//	     conclude                   supervise.go                  turns that into a LockLostError
+//	     run.finish, ReportKilled   release.go, lock/report.go    tells the waiters, on a new session
+//	2/3  (leasetime.DeadAfter)                                    the command is certainly dead; with
+//	                                                              a lost-grace, later
+//	     waiter.endSilent           lock/line_silence.go          the first in line, which has seen
+//	                                                              the silence, ends the session a
+//	                                                              little later (watchHolder)
+//	1    (idle_session_timeout)                                   the server ends the session
 //
 // A request waits for its answer no longer than 3/5 of a lease either (Session.awaitAnswer).
 // The guard also watches the connection itself (guardProcess.await), in case this process is
