@@ -109,7 +109,9 @@ func (p *Parent) ReapOrphans() {
 			p.mu.Lock()
 			pids, _ := children(p.guards)
 			for _, pid := range pids {
-				_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+				if reaped, _ := unix.Wait4(pid, nil, unix.WNOHANG, nil); reaped == pid {
+					p.before = slices.DeleteFunc(p.before, func(old int) bool { return old == pid }) // its number may come again
+				}
 			}
 			p.mu.Unlock()
 		}

@@ -171,9 +171,9 @@ type End struct {
 	At      time.Time
 }
 
-// RecordSQL are the SQL expressions that record the end for a lock, each for a query of its own.
-// The session has to have the role that started the run.
-func (e End) RecordSQL(id lockkey.ID, token int64, shared bool, commit string) []string {
+// RecordSQL are SQL expressions that record the end for a lock. The session has to have the role that
+// started the run.
+func (e End) RecordSQL(id lockkey.ID, token int64, commit string) string {
 	status, ago := "NULL", time.Duration(0)
 	if e.Status != nil {
 		status = strconv.Itoa(*e.Status)
@@ -181,13 +181,18 @@ func (e End) RecordSQL(id lockkey.ID, token int64, shared bool, commit string) [
 	if !e.At.IsZero() {
 		ago = time.Since(e.At)
 	}
-	columns := []string{fmt.Sprintf("pg_catalog.set_config('synchronous_commit', '%s', true), pglead.finish_1('%d', '%d', '%d', '%s', %s, %s)",
-		commit, id.Number, id.ObjSubID(), token, e.Outcome, status, intervalSQL(ago))}
+	return fmt.Sprintf("pg_catalog.set_config('synchronous_commit', '%s', true), pglead.finish_1('%d', '%d', '%d', '%s', %s, %s)",
+		commit, id.Number, id.ObjSubID(), token, e.Outcome, status, intervalSQL(ago))
+}
+
+// TidyQueries is a query that tidies up behind the end of a lock's run: after each of a reader's, and
+// now and then after any. Otherwise there is none. If it fails, the next end does that, too.
+func TidyQueries(id lockkey.ID, shared bool) []string {
 	const seldom = 64 // by chance: a quiet server draws every second number for a token, perhaps never one of a kind
-	if shared || rand.N(seldom) == 0 {
-		columns = append(columns, fmt.Sprintf("pg_catalog.set_config('synchronous_commit', 'off', true), pglead.tidy_1('%d', '%d')", id.Number, id.ObjSubID()))
+	if !shared && rand.N(seldom) != 0 {
+		return nil
 	}
-	return columns
+	return []string{fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pglead.tidy_1('%d', '%d')", id.Number, id.ObjSubID())}
 }
 
 // intervalSQL is a duration in SQL. It is a literal, since an operator that nothing else needs would

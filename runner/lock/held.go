@@ -81,20 +81,28 @@ func (h *Held) Release(ctx context.Context) error {
 		ctx, cancel = context.WithTimeout(ctx, leasetime.HolderShare(h.cfg.Session.Lease))
 		defer cancel()
 	}
+	tidy := h.tidyQueries()
+	if len(tidy) > 0 {
+		defer func() { _, _ = h.Session.Query(ctx, tidy...) }()
+	}
 	if h.cfg.Session.Transaction {
 		return h.endTransaction(ctx)
 	}
 	var record []string
+	var unrecorded error
 	apart := h.recordsApart()
 	if !apart {
 		record = h.recordQueries(h.end, h.endCommit())
-	} else if err := insistOn(func() error { return h.recordEach(ctx) }); err != nil {
-		h.warnUnrecorded(err)
+	} else {
+		unrecorded = insistOn(func() error { return h.recordEach(ctx) })
 	}
 	staysForRole := h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.settledAt) < briefRun)
-	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.ofList && !staysForRole})
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.ofList && !staysForRole && len(tidy) == 0})
 	if err != nil && session.AnsweredError(err) == nil {
-		return err
+		return err // ReportEnded records what is left
+	}
+	if unrecorded != nil {
+		h.warnUnrecorded(unrecorded)
 	}
 	if staysForRole {
 		h.stays = time.Now().Add(stayForRole)
@@ -168,7 +176,7 @@ func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	queries, ends := h.recordQueries(ledger.End{Outcome: ledger.Killed}, "off"), !h.cfg.ofList
 	switch {
 	case !h.cfg.Session.Transaction:
-		queries = append(queries, h.releaseQueries()...)
+		queries = slices.Concat(queries, h.releaseQueries(), h.tidyQueries())
 	case len(queries) > 0:
 		queries, ends = append(queries, "COMMIT"), false
 	default:

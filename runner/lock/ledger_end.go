@@ -50,17 +50,11 @@ func (h *Held) recordsApart() bool { return h.cfg.Session.Quorum || len(h.owed) 
 // may wait for the ledger's tables, so it is a request by itself, whose answer renews the lease.
 func (h *Held) recordEach(ctx context.Context) error {
 	for len(h.owed) > 0 {
-		for i, record := range h.recordSQL(h.owed[0], h.end, h.endCommit()) {
-			if i > 0 { // it only tidies up, and waits for no disk. The next end would do that, too.
-				_, _ = h.Session.Query(ctx, "SELECT "+record)
-				continue
-			}
-			rows, err := h.evaluate(ctx, record)
-			if err != nil {
-				return err
-			}
-			h.unrecorded = h.unrecorded || !h.recorded(rows)
+		rows, err := h.evaluate(ctx, h.recordSQL(h.owed[0], h.end, h.endCommit()))
+		if err != nil {
+			return err
 		}
+		h.unrecorded = h.unrecorded || !h.recorded(rows)
 		h.owed = h.owed[1:]
 	}
 	h.checkRecorded()
@@ -81,17 +75,29 @@ func (h *Held) evaluate(ctx context.Context, columns string) (session.Rows, erro
 // their synchronous_commit.
 func (b *bid) recordQueries(end ledger.End, commit string) (queries []string) {
 	for _, l := range b.owed {
-		for _, record := range b.recordSQL(l, end, commit) {
-			queries = append(queries, "SELECT "+record)
-		}
+		queries = append(queries, "SELECT "+b.recordSQL(l, end, commit))
 	}
 	return queries
 }
 
-// recordSQL are the SQL expressions of those queries for one lock; the first records the end.
-func (b *bid) recordSQL(l advisory.Lock, end ledger.End, commit string) (list []string) {
+// recordSQL are the SQL expressions of such a query.
+func (b *bid) recordSQL(l advisory.Lock, end ledger.End, commit string) string {
 	end.Outcome = cmp.Or(end.Outcome, ledger.Stopped)
-	return end.RecordSQL(l.ID, b.Token, l.Shared, commit)
+	return end.RecordSQL(l.ID, b.Token, commit)
+}
+
+// tidyQueries are the queries that tidy up in the ledger behind this run, or none. They come after the
+// release, which doesn't wait for them, and what becomes of them doesn't matter.
+func (b *bid) tidyQueries() (queries []string) {
+	for _, l := range b.owed {
+		for _, tidy := range ledger.TidyQueries(l.ID, l.Shared) {
+			if b.cfg.Session.Transaction {
+				tidy = session.ToWrite + tidy
+			}
+			queries = append(queries, tidy)
+		}
+	}
+	return queries
 }
 
 // endCommit is the synchronous_commit of an end that this process records. If a crash of the server

@@ -2,6 +2,7 @@ package lock_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -222,5 +223,50 @@ func TestLedgerWaitsOnce(t *testing.T) {
 	release(t, waiter.held(t))
 	if n > 2 { // the first may be the lock-delay, of a waiter that has heard nothing yet
 		t.Errorf("it is delayed %d times", n)
+	}
+}
+
+// TestTidyRejected: to tidy up in the ledger is not granted. The end of a reader, which tries that, is
+// recorded and announced all the same, and nothing is said.
+func TestTidyRejected(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	query(t, server, "REVOKE EXECUTE ON FUNCTION pglead.tidy_1 FROM PUBLIC")
+	cfg := ledgered(config(t, dsn, shared(7)))
+	for _, lost := range []bool{false, true} {
+		c := contend(t, cfg)
+		held := ended(c.held(t), ledger.OK)
+		if lost {
+			tear(t, server, held)
+			lock.ReportEnded(t.Context(), held)
+		} else {
+			release(t, held)
+		}
+		if said := c.said(); len(said) > 0 {
+			t.Errorf("lost %t: said %q", lost, said)
+		}
+	}
+	if got := query(t, server, "SELECT outcome FROM pglead.run"); !slices.Equal(got, []string{"ok", "ok"}) {
+		t.Errorf("the ledger: %q", got)
+	}
+}
+
+// TestLostBeforeRecord: a session with several locks is lost before it has recorded their ends. A new
+// one records them, so nothing is said of ends that could not be noted.
+func TestLostBeforeRecord(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	c := contend(t, ledgered(config(t, dsn, exclusive(7, 8))))
+	held := ended(c.held(t), ledger.OK)
+	tear(t, server, held)
+	if err := held.Release(t.Context()); err == nil {
+		t.Error("a lock that was torn away is released")
+	}
+	lock.ReportEnded(t.Context(), held)
+	if said := c.said(); len(said) > 0 {
+		t.Errorf("said %q", said)
+	}
+	if got := query(t, server, "SELECT outcome FROM pglead.run"); !slices.Equal(got, []string{"ok", "ok"}) {
+		t.Errorf("the ledger: %q", got)
 	}
 }

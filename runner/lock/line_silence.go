@@ -141,9 +141,7 @@ func (b *bid) recordSilence(ctx context.Context, of evidence.Seat, found *eviden
 	var queries []string
 	for _, s := range found.Holders {
 		if s.PID == of.PID {
-			for _, record := range (ledger.End{Outcome: ledger.Lost}).RecordSQL(s.ID, of.Token, s.Shared, "local") {
-				queries = append(queries, "SELECT "+record)
-			}
+			queries = append(queries, "SELECT "+ledger.End{Outcome: ledger.Lost}.RecordSQL(s.ID, of.Token, "local"))
 		}
 	}
 	if _, err := b.Session.Query(ctx, queries...); err != nil { // then those waiters wait for their lock-delay

@@ -157,11 +157,19 @@ func (r *report) try(ctx context.Context) error {
 		return err
 	}
 	defer s.Close()
-	var queries []string
+	var queries, tidy []string
 	for _, b := range r.bids {
 		if known, _ := b.cfg.Ledger.Applies(s.LoginAnswer()); known {
 			queries = append(queries, b.recordQueries(b.end, b.endCommit())...)
+			tidy = append(tidy, b.tidyQueries()...)
 		}
+	}
+	if r.owing != nil && len(queries) == 0 {
+		r.owing.warnUnrecorded(errors.New("the ledger is gone, or not granted any more"))
+		r.owing = nil
+	}
+	if len(tidy) > 0 {
+		defer func() { _, _ = s.Query(ctx, tidy...) }()
 	}
 	if len(queries) > 0 {
 		err := insist(ctx, s, queries...)

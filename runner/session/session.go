@@ -353,6 +353,7 @@ func (s *Session) sayGoodbye() bool {
 	}
 	s.writing.Lock()
 	defer s.writing.Unlock()
+	_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout)) // the first one may have passed
 	s.fe.Send(&pgproto3.Terminate{})
 	return s.fe.Flush() == nil
 }
