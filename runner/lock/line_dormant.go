@@ -89,6 +89,9 @@ func (w *waiter) whomToCall() crowd.ToCall {
 // and doesn't listen, makes each holder wait for as long as it may.
 func (h *Held) Call(ctx context.Context) {
 	patience := h.toCall.Patience(h.cfg.Session.Lease)
+	if ctx.Err() != nil {
+		patience = min(patience, PatienceAtEnd)
+	}
 	if patience == 0 {
 		return
 	}
