@@ -90,7 +90,7 @@ func (o *outage) away(err error) {
 	known := slices.Contains(o.said, reason)
 	var text string
 	switch {
-	case lasts >= o.due():
+	case lasts >= o.due() && now.After(o.since):
 		text = o.is.been + " for " + brief(now.Sub(o.since)) + ": " + reason
 	case known || len(o.said) >= mostReasons:
 		return

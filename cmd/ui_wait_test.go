@@ -161,10 +161,12 @@ func TestOutage(t *testing.T) {
 		denied := session.Errorf(session.Denied, "", "connect to db: no")
 		for _, want := range []string{
 			"the database refuses the login: connect to db: no\npglead: k: the database accepts the login after 3s\n", "",
-			"the database has refused the login for 0s: connect to db: no\npglead: k: the database accepts the login after 3s\n",
+			"the database has refused the login for 2s: connect to db: no\npglead: k: the database accepts the login after 3s\n",
 		} {
 			o.away(denied)
-			time.Sleep(3 * time.Second)
+			time.Sleep(2 * time.Second)
+			o.away(denied)
+			time.Sleep(time.Second)
 			o.answers()
 			if want != "" {
 				want = "pglead: k: " + want

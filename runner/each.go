@@ -80,10 +80,10 @@ func Each(cfg EachConfig) (Tally, error) {
 func (i *instance) workOn(cfg EachConfig) (tally Tally, err error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	asked, ask := context.WithCancelCause(context.Background())
-	defer ask(nil)
+	asked, stopReport := context.WithCancel(context.Background())
+	defer stopReport()
 	e := &each{
-		instance: i, cfg: cfg, cancel: cancel, asked: asked, ask: ask, warned: map[[2]string]bool{},
+		instance: i, cfg: cfg, cancel: cancel, stopReport: stopReport, warned: map[[2]string]bool{},
 		active: activeItems{byLock: map[lockkey.ID]*activeItem{}},
 		ends:   itemEnds{known: map[lockkey.ID]itemEnd{}},
 	}
@@ -117,12 +117,11 @@ func (i *instance) workOn(cfg EachConfig) (tally Tally, err error) {
 
 // each is the work on one list.
 type each struct {
-	instance  *instance
-	cfg       EachConfig
-	cancel    context.CancelCauseFunc
-	asked     context.Context // ends when a signal asks this process to end, which bounds releases and reports
-	ask       context.CancelCauseFunc
-	returning bool // this is a later pass, over items that were skipped before
+	instance   *instance
+	cfg        EachConfig
+	cancel     context.CancelCauseFunc
+	stopReport context.CancelFunc // of losses: called when a signal asks this process to end
+	returning  bool               // this is a later pass, over items that were skipped before
 
 	active activeItems
 	ends   itemEnds

@@ -105,7 +105,7 @@ func (e *each) passOnSignals(stopped <-chan struct{}) {
 		case sig := <-e.instance.caught:
 			if interrupts(sig.(unix.Signal)) {
 				e.cancel(&InterruptedError{Signal: sig.(unix.Signal), OfList: true})
-				e.ask(lock.ErrNoAnswer)
+				e.stopReport()
 			}
 			e.active.signal(sig)
 		case <-stopped:

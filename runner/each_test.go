@@ -58,7 +58,7 @@ func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *active
 	t.Helper()
 	item := "1"
 	e := &each{
-		instance: &instance{}, asked: t.Context(), warned: map[[2]string]bool{}, active: activeItems{byLock: map[lockkey.ID]*activeItem{}}, ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
+		instance: &instance{}, warned: map[[2]string]bool{}, active: activeItems{byLock: map[lockkey.ID]*activeItem{}}, ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
 		cfg: EachConfig{
 			Config: Config{Lock: locking}, Parallel: parallel, Progress: func(Tally) {},
 			Task: func(item string) Task { return Task{Key: item, ID: id(1), Command: []string{"true"}} },

@@ -120,7 +120,7 @@ func (w *worker) exchange(next *activeItem) (tryErr error) {
 	if next != nil {
 		wanted = next.attempt
 	}
-	releaseErr, tryErr := w.list.Exchange(w.asked, freed, wanted)
+	releaseErr, tryErr := w.list.Exchange(freed, wanted)
 	if last != nil {
 		last.run.afterRelease(releaseErr)
 		w.endIfHeld(releaseErr)
@@ -213,7 +213,7 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tryErr error)
 	// By now this process has heard which runs ended between the first check and the grant.
 	skipped, err := w.skipIfRun(ctx, it)
 	if skipped {
-		failed := it.attempt.GiveBack(w.asked)
+		failed := it.attempt.GiveBack()
 		return false, cmp.Or(err, failed)
 	}
 	settle := it.attempt.Settle
@@ -234,7 +234,7 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tryErr error)
 
 // giveBack gives back a lock under which no command was started.
 func (w *worker) giveBack(it *activeItem) {
-	if err := it.attempt.GiveBack(w.asked); err != nil {
+	if err := it.attempt.GiveBack(); err != nil {
 		w.noteLost(it)
 		w.endIfHeld(err)
 	}

@@ -117,6 +117,11 @@ func (i *instance) runHook(env []string, command string, warn func(what string))
 		case <-c.Done():
 			done = true
 		case <-given:
+			select {
+			case <-c.Done(): // it ended while this process was stopped
+				continue
+			case <-time.After(time.Second):
+			}
 			return fmt.Errorf("not waited for any longer, since it can't be killed: it has had %v", wholeHookMost)
 		case event := <-c.Events():
 			switch {

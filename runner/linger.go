@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/pglead/pglead/runner/lock"
 )
 
 // linger keeps the lock after the command has ended: for the rest of --min-hold, or until somebody
@@ -24,7 +22,7 @@ func (s *supervision) linger() {
 		recorded := s.held.RecordEnd(ctx) // the end of the session ends this, too
 		defer func() {
 			if s.run.asked.Has(BySignal) {
-				defer time.AfterFunc(lock.PatienceAtEnd, cancel).Stop()
+				cancel()
 			}
 			<-recorded
 		}()

@@ -20,7 +20,7 @@ import (
 //	                                                             INT start --kill-after, too
 //	--min-hold after it            linger                        ends the wait
 //	the call of those in line      another signalTaker           leaves it 2 s (run.release)
-//	the release                    the same                      leaves it 2 s
+//	the release                    the same                      leaves each of its requests 5 s
 //	a report after a loss          another signalTaker           ends it; an earlier one leaves it 2 s
 //
 // In `pglead each`, one loop takes them, and passes them on to all runs (each.passOnSignals).

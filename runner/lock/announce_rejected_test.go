@@ -121,7 +121,7 @@ func TestReleasedUnannounced(t *testing.T) {
 		l := openList(t, cfg)
 		a := endedItem(t, l, cfg)
 		forbid(t)
-		if releaseErr, _ := l.Exchange(t.Context(), a, nil); releaseErr != nil || !free() {
+		if releaseErr, _ := l.Exchange(a, nil); releaseErr != nil || !free() {
 			t.Errorf("%v; the lock is free: %t", releaseErr, free())
 		}
 		if said := c.said(); !slices.Equal(said, []string{"unheard"}) {

@@ -76,9 +76,14 @@ func untilAnswered(ctx context.Context) (later context.Context, cancel context.C
 
 // lateAfter returns a context that ends PatienceAtEnd after ctx.
 func lateAfter(ctx context.Context) (later context.Context, cancel context.CancelFunc) {
+	return lateBy(ctx, PatienceAtEnd)
+}
+
+// lateBy returns a context that ends so long after ctx, or after now if ctx has ended.
+func lateBy(ctx context.Context, patience time.Duration) (later context.Context, cancel context.CancelFunc) {
 	later, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
-		time.AfterFunc(PatienceAtEnd, func() { end(context.Cause(ctx)) })
+		time.AfterFunc(patience, func() { end(context.Cause(ctx)) })
 	})
 	return later, func() {
 		stop()
@@ -91,3 +96,7 @@ func lateAfter(ctx context.Context) (later context.Context, cancel context.Cance
 // It also limits the report of a lost session if a signal came before that, if the command never
 // started, or if no ledger waits for its end.
 const PatienceAtEnd = 2 * time.Second
+
+// releasePatience is how long each request of a release is waited for once the run was asked to end. The
+// ledger's functions wait for its tables for 3 s, and that is no reason to give up the release.
+const releasePatience = 5 * time.Second

@@ -84,7 +84,7 @@ func (b *bid) giveBackQueries() []string {
 	}
 	record := b.recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")
 	if b.cfg.Session.Transaction {
-		return append([]string{"ROLLBACK"}, record...)
+		return append([]string{"ROLLBACK"}, b.cfg.toWrite(record)...)
 	}
 	var announce []string
 	if b.mayAnnounceEnd() {

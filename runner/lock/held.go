@@ -29,6 +29,7 @@ type Held struct {
 	renewed         <-chan boottime.Instant // the item's share of the session's deadlines, in a list
 
 	unrecorded bool      // the ledger lacks the run under a lock, and no warning has said so yet
+	abandoned  bool      // a record was not waited for, and the ledger may have it
 	stays      time.Time // the session stays until then, after the release
 }
 
@@ -71,14 +72,14 @@ func (h *Held) Renewed() <-chan boottime.Instant {
 // each end. Call comes before it, where somebody may have waited. A session that nobody else uses
 // ends with the release, unless the waiters in line may still have to look up its role (Close). A
 // release takes no longer than a holder has. In a list it also waits for other items' requests, each
-// of which takes no longer: the session goes on, so the lock has to be freed. Once ctx has ended, a
-// release takes no longer than PatienceAtEnd.
+// of which takes no longer: the session goes on, so the lock has to be freed. Once ctx has ended, each
+// request of a release takes no longer than releasePatience, except in a list.
 func (h *Held) Release(ctx context.Context) error {
-	ctx, stop := lateAfter(ctx)
-	defer stop()
-	if !h.cfg.ofList {
+	if h.cfg.ofList {
+		ctx = context.WithoutCancel(ctx)
+	} else {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, leasetime.HolderShare(h.cfg.Session.Lease))
+		ctx, cancel = context.WithTimeoutCause(ctx, leasetime.HolderShare(h.cfg.Session.Lease), ErrNoAnswer)
 		defer cancel()
 	}
 	tidy := h.tidyQueries()
@@ -97,7 +98,7 @@ func (h *Held) Release(ctx context.Context) error {
 		unrecorded = insistOn(func() error { return h.recordEach(ctx) })
 	}
 	staysForRole := h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.settledAt) < briefRun)
-	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.ofList && !staysForRole && len(tidy) == 0})
+	answers, err := h.askAtEnd(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.ofList && !staysForRole && len(tidy) == 0})
 	if err != nil && session.AnsweredError(err) == nil {
 		return err // ReportEnded records what is left
 	}
@@ -108,6 +109,13 @@ func (h *Held) Release(ctx context.Context) error {
 		h.stays = time.Now().Add(stayForRole)
 	}
 	return h.judgeRelease(ctx, answers, err, apart)
+}
+
+// askAtEnd sends a request of a release.
+func (h *Held) askAtEnd(ctx context.Context, r session.Request) ([]session.Rows, error) {
+	ctx, cancel := lateBy(ctx, releasePatience)
+	defer cancel()
+	return h.Session.Ask(ctx, r)
 }
 
 // judgeRelease says whether the locks are free, and warns of what else the server has rejected.

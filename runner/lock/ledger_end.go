@@ -22,7 +22,8 @@ func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
 // RecordEnd records in the ledger how the command ended, for a holder that keeps the lock a while:
 // otherwise the end would be unknown if this process died meanwhile. When it has tried that, it
-// closes done; only then may the lock be released. If the try fails, it says nothing, and the
+// closes done; only then may the lock be released. Once ctx has ended, it waits for each answer for
+// releasePatience. If the try fails, it says nothing, and the
 // release tries again. In a transaction nothing is recorded before the commit. With a lease so
 // short that the session would be lost while the ledger waits for its tables, only the release
 // records the end.
@@ -62,7 +63,10 @@ func (h *Held) recordEach(ctx context.Context) error {
 }
 
 // evaluate evaluates columns in a commit that the standbys confirm, if there is a quorum.
-func (h *Held) evaluate(ctx context.Context, columns string) (session.Rows, error) {
+func (h *Held) evaluate(ctx context.Context, columns string) (rows session.Rows, err error) {
+	ctx, cancel := lateBy(ctx, releasePatience)
+	defer cancel()
+	defer func() { h.abandoned = h.abandoned || ctx.Err() != nil }()
 	if !h.cfg.Session.Quorum {
 		return h.Session.Query(ctx, "SELECT "+columns)
 	}
@@ -90,11 +94,17 @@ func (b *bid) recordSQL(l advisory.Lock, end ledger.End, commit string) string {
 // release, which doesn't wait for them, and what becomes of them doesn't matter.
 func (b *bid) tidyQueries() (queries []string) {
 	for _, l := range b.owed {
-		for _, tidy := range ledger.TidyQueries(l.ID, l.Shared) {
-			if b.cfg.Session.Transaction {
-				tidy = session.ToWrite + tidy
-			}
-			queries = append(queries, tidy)
+		queries = append(queries, ledger.TidyQueries(l.ID, l.Shared)...)
+	}
+	return b.cfg.toWrite(queries)
+}
+
+// toWrite prepares queries that write outside the transaction of the lock, if that is a transaction's:
+// a pooler's connection may have any defaults.
+func (cfg *Config) toWrite(queries []string) []string {
+	for i := range queries {
+		if cfg.Session.Transaction {
+			queries[i] = session.ToWrite + queries[i]
 		}
 	}
 	return queries
@@ -116,7 +126,7 @@ func (b *bid) endCommit() string {
 // checkRecorded warns if the answers to recordQueries, and maybe to others, don't show that the
 // ledger has the end for each lock, or if recordEach has found that out and not yet said so.
 func (h *Held) checkRecorded(answers ...session.Rows) {
-	if h.unrecorded || h.owes(answers...) {
+	if (h.unrecorded || h.owes(answers...)) && !h.abandoned {
 		h.warnUnrecorded(errNoRun)
 		h.unrecorded = false
 	}
@@ -148,6 +158,8 @@ func (h *Held) recordAgain(ctx context.Context, err error) {
 		h.warnUnrecorded(ledger.Rejected(err, "the ledger"))
 		return
 	}
+	ctx, cancel := lateAfter(ctx)
+	defer cancel()
 	r := newReport(h.bid)
 	r.announces = false
 	r.send(ctx)

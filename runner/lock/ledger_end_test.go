@@ -1,10 +1,12 @@
 package lock_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -179,7 +181,7 @@ func TestEndsWhileLocked(t *testing.T) {
 			var releasing sync.WaitGroup
 			for _, a := range attempts {
 				releasing.Go(func() {
-					if releaseErr, _ := l.Exchange(t.Context(), a, nil); releaseErr != nil {
+					if releaseErr, _ := l.Exchange(a, nil); releaseErr != nil {
 						t.Error(releaseErr)
 					}
 					a.Close()
@@ -268,5 +270,92 @@ func TestLostBeforeRecord(t *testing.T) {
 	}
 	if got := query(t, server, "SELECT outcome FROM pglead.run"); !slices.Equal(got, []string{"ok", "ok"}) {
 		t.Errorf("the ledger: %q", got)
+	}
+}
+
+// TestReleaseWhileLocked: a signal has asked the run to end, and the ledger's tables are locked. The
+// signal doesn't cut the release short: the locks are free, and the next one has heard of the end.
+func TestReleaseWhileLocked(t *testing.T) {
+	t.Parallel()
+	for _, claim := range []lock.Claim{exclusive(7), exclusive(7, 8)} {
+		server, dsn := remembering(t, nil)
+		holder := contend(t, leased(ledgered(config(t, dsn, claim)), time.Minute))
+		held := ended(holder.held(t), ledger.OK)
+		next := contend(t, leased(config(t, dsn, exclusive(7)), time.Minute))
+		inLine(t, server, id(7), 1)
+		plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock")
+		asked, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := held.Release(asked); err != nil {
+			t.Error(err)
+		}
+		release(t, next.held(t))
+		if said := holder.said(); !slices.Equal(said, []string{"ledger"}) || delayed(next) {
+			t.Errorf("%s: the holder said %q, the next one %q", claim, holder.texts, next.said())
+		}
+	}
+}
+
+// TestRecordNotAwaited: the server is silent while an end is recorded, and a signal ends the wait for
+// that. Later the server has the record, and nothing is said when the release repeats it.
+func TestRecordNotAwaited(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	holder := contend(t, leased(ledgered(config(t, dsn, exclusive(7))), time.Minute))
+	held := ended(holder.held(t), ledger.OK)
+	backend := int(held.Session.BackendPID())
+	if err := syscall.Kill(backend, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	<-held.RecordEnd(ctx) // which sends nothing
+	ctx, cancel = context.WithCancel(t.Context())
+	recorded := held.RecordEnd(ctx)
+	time.AfterFunc(time.Second, cancel) // it is sent by then
+	<-recorded
+	if err := syscall.Kill(backend, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	release(t, held)
+	if got := rows(t, server); got != "nightly ok f t f" || len(holder.said()) > 0 {
+		t.Errorf("the row: %s; said %q", got, holder.texts)
+	}
+}
+
+// TestRecordRefused: an end's record is canceled, and no new session can repeat it. The warning says
+// why.
+func TestRecordRefused(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	holder := contend(t, leased(ledgered(config(t, dsn, exclusive(7))), 10*time.Second))
+	held := ended(holder.held(t), ledger.OK)
+	plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock")
+	released := make(chan error, 1)
+	go func() { released <- held.Release(context.Background()) }()
+	eventually(t, "the record waits", func() bool {
+		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %d", held.Session.BackendPID()))[0] == "1"
+	})
+	query(t, server, "ALTER ROLE cron CONNECTION LIMIT 0")
+	query(t, server, fmt.Sprintf("SELECT pg_cancel_backend(%d)", held.Session.BackendPID()))
+	if err := <-released; err != nil {
+		t.Error(err)
+	}
+	if len(holder.texts) == 0 || !strings.Contains(holder.texts[len(holder.texts)-1], `too many connections for role "cron"`) {
+		t.Errorf("said %q", holder.texts)
+	}
+}
+
+// TestReportBehindPooler: a report may write, though the role's transactions are read only by default.
+func TestReportBehindPooler(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	query(t, server, "ALTER ROLE cron SET default_transaction_read_only = on")
+	holder := contend(t, inTransaction(ledgered(config(t, dsn, exclusive(7)))))
+	held := holder.held(t)
+	tear(t, server, held)
+	lock.ReportKilled(t.Context(), held)
+	if got := rows(t, server); got != "nightly lost f t f" || len(holder.said()) > 0 {
+		t.Errorf("the row: %s; said %q", got, holder.texts)
 	}
 }

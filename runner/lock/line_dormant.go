@@ -84,9 +84,9 @@ func (w *waiter) whomToCall() crowd.ToCall {
 
 // Call calls the waiters that may be next. It returns when one of them listens, when all dormant
 // waiters have left, or when its patience is over. Once ctx has ended, PatienceAtEnd is left of it.
-// Release comes next in any case. If nobody listens by then,
-// those in line find out by their looks. Another program that has the first MostListeners tickets,
-// and doesn't listen, makes each holder wait for as long as it may.
+// Release comes next in any case. If nobody listens by then, those in line find out by their looks.
+// Another program that has the first MostListeners tickets, and doesn't listen, makes each holder
+// wait for as long as it may.
 func (h *Held) Call(ctx context.Context) {
 	patience := h.toCall.Patience(h.cfg.Session.Lease)
 	if ctx.Err() != nil {

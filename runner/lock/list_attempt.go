@@ -139,11 +139,9 @@ func (l *List) keep(a *Attempt) bool {
 	return true
 }
 
-// GiveBack frees a lock under which no command was started. It takes no longer than PatienceAtEnd
-// after ctx has ended.
-func (a *Attempt) GiveBack(ctx context.Context) error {
-	ctx, cancel := lateAfter(ctx)
-	defer cancel()
+// GiveBack frees a lock under which no command was started.
+func (a *Attempt) GiveBack() error {
+	ctx := context.Background()
 	if a.held == nil {
 		return a.bid.giveBack(ctx)
 	}

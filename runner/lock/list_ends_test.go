@@ -35,7 +35,7 @@ func TestListHears(t *testing.T) {
 		t.Helper()
 		a := takeItem(t, l, cfg, number, false)
 		ended(settleItem(t, a), outcome)
-		if releaseErr, _ := l.Exchange(t.Context(), a, nil); releaseErr != nil {
+		if releaseErr, _ := l.Exchange(a, nil); releaseErr != nil {
 			t.Fatal(releaseErr)
 		}
 		a.Close()

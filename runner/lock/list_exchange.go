@@ -16,8 +16,9 @@ import (
 // next. Either may be nil. It tells the other workers on the list of the end. If possible, one
 // round trip does all that, with what other workers ask for meanwhile.
 //
-// Each request ends at the latest when the session does, and PatienceAtEnd after ctx.
-func (l *List) Exchange(ctx context.Context, last, next *Attempt) (releaseErr, tryErr error) {
+// It takes no context: the session goes on, so what it may hold by a late answer has to be known.
+func (l *List) Exchange(last, next *Attempt) (releaseErr, tryErr error) {
+	ctx := context.Background() // each request ends at the latest when the session does
 	var ended *Held
 	var wanted *bid
 	switch {
@@ -31,7 +32,7 @@ func (l *List) Exchange(ctx context.Context, last, next *Attempt) (releaseErr, t
 		wanted = next.bid
 	}
 	if ended != nil || wanted != nil {
-		x := l.addToNext(ctx, ended, wanted)
+		x := l.addToNext(ended, wanted)
 		<-x.done
 		if ended != nil {
 			releaseErr = x.releaseErr
@@ -41,8 +42,6 @@ func (l *List) Exchange(ctx context.Context, last, next *Attempt) (releaseErr, t
 		}
 	}
 	if next != nil && wanted == nil {
-		ctx, cancel := lateAfter(ctx)
-		defer cancel()
 		_, tryErr = next.bid.try(ctx)
 	}
 	return releaseErr, tryErr
@@ -51,8 +50,6 @@ func (l *List) Exchange(ctx context.Context, last, next *Attempt) (releaseErr, t
 // release releases a lock outside an exchange.
 func (a *Attempt) release(ctx context.Context) error {
 	if a.bid.cfg.announces() {
-		ctx, cancel := lateAfter(ctx)
-		defer cancel()
 		// If that fails, the session is lost, or at worst somebody else runs the item again.
 		_, _ = a.list.Session.Query(ctx, "SELECT "+asyncCommitSQL+", "+a.list.endSQL(a.held))
 	}
@@ -94,16 +91,15 @@ type exchange struct {
 // mostJoined limits the locks in one exchange: a statement can have 1,664 columns.
 const mostJoined = 256
 
-// addToNext adds a lock to release, one to try for, or both to the exchange that is sent next. ctx
-// is that of all workers (Exchange).
-func (l *List) addToNext(ctx context.Context, ended *Held, next *bid) *exchange {
+// addToNext adds a lock to release, one to try for, or both to the exchange that is sent next.
+func (l *List) addToNext(ended *Held, next *bid) *exchange {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	x := l.nextExchange
 	if x == nil || max(len(x.ended), len(x.next)) == mostJoined {
 		x = &exchange{list: l, done: make(chan struct{})}
 		l.nextExchange = x
-		go x.send(ctx)
+		go x.send()
 	}
 	if ended != nil {
 		x.ended = append(x.ended, ended)
@@ -115,7 +111,7 @@ func (l *List) addToNext(ctx context.Context, ended *Held, next *bid) *exchange 
 }
 
 // send sends the exchange when the one before it is done.
-func (x *exchange) send(ctx context.Context) {
+func (x *exchange) send() {
 	l := x.list
 	l.exchanging.Lock()
 	defer l.exchanging.Unlock()
@@ -124,9 +120,7 @@ func (x *exchange) send(ctx context.Context) {
 		l.nextExchange = nil // nobody joins it any more
 	}
 	l.mu.Unlock()
-	ctx, cancel := lateAfter(ctx)
-	defer cancel()
-	x.releaseErr, x.tryErr = x.ask(ctx)
+	x.releaseErr, x.tryErr = x.ask(context.Background()) // it returns at the latest when the session ends
 	close(x.done)
 }
 

@@ -89,7 +89,7 @@ func TestExchange(t *testing.T) {
 	}
 
 	// What the session does not hold can't be released.
-	if err, _ := l.Exchange(t.Context(), one, nil); kindOf(err) != session.Unsafe {
+	if err, _ := l.Exchange(one, nil); kindOf(err) != session.Unsafe {
 		t.Errorf("released twice: %v", err)
 	}
 	do([]*lock.Attempt{two}, nil)
@@ -118,7 +118,7 @@ func TestExchangeIsJoined(t *testing.T) {
 		}
 		attempts = append(attempts, next)
 		workers.Go(func() {
-			if releaseErr, tryErr := l.Exchange(t.Context(), before, next); releaseErr != nil || tryErr != nil {
+			if releaseErr, tryErr := l.Exchange(before, next); releaseErr != nil || tryErr != nil {
 				t.Error(releaseErr, tryErr)
 			}
 		})
@@ -181,7 +181,7 @@ func TestRecordedBeforeFree(t *testing.T) {
 	l := openList(t, cfg)
 	a := takeItem(t, l, cfg, 11, false)
 	ended(settleItem(t, a), ledger.OK)
-	if err, _ := l.Exchange(t.Context(), a, nil); err != nil {
+	if err, _ := l.Exchange(a, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := rows(t, server); got != "nightly ok f t f" {
@@ -219,7 +219,7 @@ func TestRejectedExchange(t *testing.T) {
 			query(t, server, "REVOKE EXECUTE ON FUNCTION "+of.function+" FROM PUBLIC")
 			cfg.Claim = lock.Claim{IDs: []lockkey.ID{of.next}}
 			next := l.Attempt(cfg, false)
-			releaseErr, tryErr := l.Exchange(t.Context(), last, next)
+			releaseErr, tryErr := l.Exchange(last, next)
 			wants, _, _ := strings.Cut(of.function, "(")
 			if releaseErr != nil || kindOf(tryErr) != session.Denied || !strings.Contains(fmt.Sprint(tryErr), "permission denied for function "+wants) {
 				t.Errorf("released: %v; tried: %v", releaseErr, tryErr)

@@ -30,7 +30,7 @@ func takeItem(t *testing.T, l *lock.List, cfg lock.Config, number int64, returni
 	t.Helper()
 	cfg.Claim.IDs = []lockkey.ID{id(number)}
 	a := l.Attempt(cfg, returning)
-	if _, err := l.Exchange(t.Context(), nil, a); err != nil || !a.Granted() {
+	if _, err := l.Exchange(nil, a); err != nil || !a.Granted() {
 		t.Fatalf("%d: granted %t, %v", number, a.Granted(), err)
 	}
 	return a
@@ -41,7 +41,7 @@ func refuseItem(t *testing.T, l *lock.List, cfg lock.Config) {
 	t.Helper()
 	a := l.Attempt(cfg, false)
 	defer a.Close()
-	if _, err := l.Exchange(t.Context(), nil, a); err != nil || a.Granted() {
+	if _, err := l.Exchange(nil, a); err != nil || a.Granted() {
 		t.Fatalf("granted %t, %v", a.Granted(), err)
 	}
 	if err := a.KeepListening(t.Context()); err != nil {
@@ -105,7 +105,7 @@ func TestDelayStaysShown(t *testing.T) {
 	second := take(12, "second", false)
 	settleItem(t, second)
 	shows("the second has started", longDelay, "first", "second")
-	if err := second.GiveBack(t.Context()); err != nil {
+	if err := second.GiveBack(); err != nil {
 		t.Error(err)
 	}
 	second.Close()
@@ -234,7 +234,7 @@ func TestKeptForAnotherKey(t *testing.T) {
 		t.Fatalf("it has not heard that the holder's end was clean: %v", err)
 	}
 	ended(h, ledger.OK)
-	if releaseErr, _ := l.Exchange(t.Context(), a, nil); releaseErr != nil {
+	if releaseErr, _ := l.Exchange(a, nil); releaseErr != nil {
 		t.Fatal(releaseErr)
 	}
 	a.Close()

@@ -104,8 +104,8 @@ func (r *report) send(asked context.Context) {
 	defer cancel()
 	cfg := &r.bids[0].cfg
 	if err := r.persist(ctx); err != nil {
-		if asked.Err() != nil && !errors.Is(context.Cause(asked), ErrNoAnswer) {
-			err = errNotAwaited // its cause speaks of the command's start
+		if cause := context.Cause(asked); cause != nil && errors.Is(err, cause) && !errors.Is(cause, ErrNoAnswer) {
+			err = errNotAwaited // the cause speaks of a command that was not started
 		}
 		if r.announces {
 			cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
@@ -160,7 +160,7 @@ func (r *report) try(ctx context.Context) error {
 	var queries, tidy []string
 	for _, b := range r.bids {
 		if known, _ := b.cfg.Ledger.Applies(s.LoginAnswer()); known {
-			queries = append(queries, b.recordQueries(b.end, b.endCommit())...)
+			queries = append(queries, b.cfg.toWrite(b.recordQueries(b.end, b.endCommit()))...)
 			tidy = append(tidy, b.tidyQueries()...)
 		}
 	}

@@ -199,7 +199,7 @@ func TestLockedCatalog(t *testing.T) {
 	keeps(t, l.Session, leasetime.BeatEvery(lease))
 	do("COMMIT")
 	release(t, a)
-	if err := item.GiveBack(t.Context()); err != nil {
+	if err := item.GiveBack(); err != nil {
 		t.Error(err)
 	}
 	item.Close()
