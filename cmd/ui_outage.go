@@ -92,6 +92,8 @@ func (o *outage) away(err error) {
 	switch {
 	case lasts >= o.due() && now.After(o.since):
 		text = o.is.been + " for " + brief(now.Sub(o.since)) + ": " + reason
+	case lasts >= o.due():
+		text = o.is.is + ": " + reason
 	case known || len(o.said) >= mostReasons:
 		return
 	case len(o.said) == 0, o.is != before:

@@ -161,7 +161,7 @@ func TestOutage(t *testing.T) {
 		denied := session.Errorf(session.Denied, "", "connect to db: no")
 		for _, want := range []string{
 			"the database refuses the login: connect to db: no\npglead: k: the database accepts the login after 3s\n", "",
-			"the database has refused the login for 2s: connect to db: no\npglead: k: the database accepts the login after 3s\n",
+			"the database refuses the login: connect to db: no\npglead: k: the database accepts the login after 3s\n",
 		} {
 			o.away(denied)
 			time.Sleep(2 * time.Second)
