@@ -91,9 +91,13 @@ func (b *bid) recordSQL(l advisory.Lock, end ledger.End, commit string) string {
 }
 
 // tidyQueries are the queries that tidy up in the ledger behind this run, or none. They come after the
-// release, which doesn't wait for them, and what becomes of them doesn't matter.
+// unlock, so that no other run waits for them, and what becomes of them doesn't matter. They don't go
+// by what is owed: RecordEnd may have recorded the ends long before.
 func (b *bid) tidyQueries() (queries []string) {
-	for _, l := range b.owed {
+	if !b.inLedger {
+		return nil
+	}
+	for _, l := range b.Locks() {
 		queries = append(queries, ledger.TidyQueries(l.ID, l.Shared)...)
 	}
 	return b.cfg.toWrite(queries)

@@ -359,3 +359,16 @@ func TestReportBehindPooler(t *testing.T) {
 		t.Errorf("the row: %s; said %q", got, holder.texts)
 	}
 }
+
+// TestTidyAfterMinHold: an end that was recorded long before the release is tidied up behind, too.
+func TestTidyAfterMinHold(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	held := ended(acquire(t, leased(ledgered(config(t, dsn, shared(7))), time.Minute)), ledger.OK) // with a short lease only the release records it
+	<-held.RecordEnd(t.Context())
+	release(t, held)
+	// A reader's success becomes that of the lock when the ledger is tidied up.
+	if got := query(t, server, "SELECT ok_ended IS NOT NULL FROM pglead.lock WHERE reader = 0"); !slices.Equal(got, []string{"t"}) {
+		t.Errorf("the lock has the success: %q", got)
+	}
+}
