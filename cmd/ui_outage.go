@@ -88,15 +88,14 @@ func (o *outage) away(err error) {
 	}
 	reason, lasts := err.Error(), now.Sub(o.began)
 	known := slices.Contains(o.said, reason)
+	due := lasts >= o.due()
 	var text string
 	switch {
-	case lasts >= o.due() && now.After(o.since):
+	case due && now.After(o.since):
 		text = o.is.been + " for " + brief(now.Sub(o.since)) + ": " + reason
-	case lasts >= o.due():
-		text = o.is.is + ": " + reason
-	case known || len(o.said) >= mostReasons:
+	case !due && (known || len(o.said) >= mostReasons):
 		return
-	case len(o.said) == 0, o.is != before:
+	case due, len(o.said) == 0, o.is != before:
 		text = o.is.is + ": " + reason
 	default:
 		text = o.is.still + ": " + reason

@@ -29,7 +29,7 @@ type Held struct {
 	renewed         <-chan boottime.Instant // the item's share of the session's deadlines, in a list
 
 	unrecorded bool      // the ledger lacks the run under a lock, and no warning has said so yet
-	abandoned  bool      // a record was not waited for, and the ledger may have it
+	abandoned  bool      // a record got no answer, and the ledger may have it
 	stays      time.Time // the session stays until then, after the release
 }
 
@@ -70,10 +70,11 @@ func (h *Held) Renewed() <-chan boottime.Instant {
 // the one that frees the locks, so that the next holder has heard it. If nobody waits it announces
 // nothing, since a NOTIFY costs the whole server; only a session that works on a list announces
 // each end. Call comes before it, where somebody may have waited. A session that nobody else uses
-// ends with the release, unless the waiters in line may still have to look up its role (Close). A
-// release takes no longer than a holder has. In a list it also waits for other items' requests, each
-// of which takes no longer: the session goes on, so the lock has to be freed. Once ctx has ended, each
-// request of a release takes no longer than releasePatience, except in a list.
+// ends with the release, unless the waiters in line may still have to look up its role (Close).
+//
+// Each request of a release takes no longer than a holder has or, once ctx has ended or that time has
+// gone by, than releasePatience. In a list ctx does not matter, and a release also waits for other
+// items' requests: the session goes on, so the lock has to be freed.
 func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.ofList {
 		ctx = context.WithoutCancel(ctx)

@@ -23,10 +23,9 @@ func (h *Held) SetEnd(end ledger.End) { h.end = end }
 // RecordEnd records in the ledger how the command ended, for a holder that keeps the lock a while:
 // otherwise the end would be unknown if this process died meanwhile. When it has tried that, it
 // closes done; only then may the lock be released. Once ctx has ended, it waits for each answer for
-// releasePatience. If the try fails, it says nothing, and the
-// release tries again. In a transaction nothing is recorded before the commit. With a lease so
-// short that the session would be lost while the ledger waits for its tables, only the release
-// records the end.
+// releasePatience. If the try fails, it says nothing, and the release tries again. In a transaction
+// nothing is recorded before the commit. With a lease so short that the session would be lost while
+// the ledger waits for its tables, only the release records the end.
 func (h *Held) RecordEnd(ctx context.Context) (done <-chan struct{}) {
 	const ledgerWaits = 4 * time.Second // its functions have a lock_timeout of 3 s
 	lease := h.cfg.Session.Lease
@@ -66,7 +65,7 @@ func (h *Held) recordEach(ctx context.Context) error {
 func (h *Held) evaluate(ctx context.Context, columns string) (rows session.Rows, err error) {
 	ctx, cancel := lateBy(ctx, releasePatience)
 	defer cancel()
-	defer func() { h.abandoned = h.abandoned || ctx.Err() != nil }()
+	defer func() { h.abandoned = h.abandoned || err != nil && session.AnsweredError(err) == nil }()
 	if !h.cfg.Session.Quorum {
 		return h.Session.Query(ctx, "SELECT "+columns)
 	}

@@ -116,7 +116,7 @@ func (r *report) send(asked context.Context) {
 	}
 }
 
-// ErrNoAnswer is the reason if the time for a report, or for a release after a signal, is over.
+// ErrNoAnswer is the reason if the time for a report, or for a release, is over.
 var ErrNoAnswer = errors.New("the database did not answer in time")
 
 var errNotAwaited = errors.New("a signal came before the database had answered")

@@ -134,15 +134,15 @@ const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 const OwnNames = "SET LOCAL search_path = " + safeSearchPath
 
 // Behind a pooler a connection may have any defaults of the role's, so these are put before a query, in
-// the same message: ToRead, or ToWrite. A standby refuses ToWrite.
+// the same message: toRead, or ToWrite. A standby refuses ToWrite.
 const (
-	ToRead  = readCommitted + pooledSettings
+	toRead  = readCommitted + pooledSettings
 	ToWrite = readCommitted + " READ WRITE" + pooledSettings
 
 	pooledSettings = "; " + OwnNames + "; SET LOCAL statement_timeout = 0; "
 )
 
-// settingsFor are ToRead or ToWrite, unless the session has these settings.
+// settingsFor are toRead or ToWrite, unless the session has these settings.
 func (s *Session) settingsFor(sql string, writes bool) string {
 	switch {
 	case !s.cfg.Transaction || s.holding.Load() || !isQuery(sql):
@@ -150,7 +150,7 @@ func (s *Session) settingsFor(sql string, writes bool) string {
 	case writes:
 		return ToWrite
 	}
-	return ToRead
+	return toRead
 }
 
 // askAtOnce asks in a transaction that doesn't wait (readCommitted). For nearly all roles that
