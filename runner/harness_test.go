@@ -168,13 +168,14 @@ func (l *playedLock) StepDownPending() bool            { return l.pending.Load()
 func (l *playedLock) StepDowns() <-chan lock.StepDown  { return l.stepDowns }
 func (l *playedLock) Prefer(host string)               { l.preferred = host }
 
-func (l *playedLock) RecordEnd(context.Context) <-chan struct{} {
+func (l *playedLock) RecordEnd(ctx context.Context) <-chan struct{} {
 	l.noted = true
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		select {
 		case <-time.After(l.noteLate):
+		case <-ctx.Done():
 		case <-l.lost: // the lock's session has ended, and the note with it
 		}
 	}()

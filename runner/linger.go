@@ -20,12 +20,7 @@ func (s *supervision) linger() {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		recorded := s.held.RecordEnd(ctx) // the end of the session ends this, too
-		defer func() {
-			if s.run.asked.Has(BySignal) {
-				cancel()
-			}
-			<-recorded
-		}()
+		defer s.awaitRecord(recorded, cancel)
 	case !s.held.StepDownPending():
 		return
 	}
@@ -49,6 +44,24 @@ func (s *supervision) linger() {
 			if interrupts(sig.(unix.Signal)) {
 				s.run.asked |= BySignal
 				return
+			}
+		}
+	}
+}
+
+// awaitRecord waits until the ledger has the end, or the try has failed: for as long as the server may
+// take for an answer. It calls hurry once a signal asks, or has asked, this process to end.
+func (s *supervision) awaitRecord(recorded <-chan struct{}, hurry func()) {
+	for {
+		if s.run.asked.Has(BySignal) {
+			hurry()
+		}
+		select {
+		case <-recorded:
+			return
+		case sig := <-s.run.signals:
+			if interrupts(sig.(unix.Signal)) {
+				s.run.asked |= BySignal
 			}
 		}
 	}

@@ -49,6 +49,14 @@ func TestLinger(t *testing.T) {
 			over: 7 * sec, want: "4s " + lingering + `
 7s level=WARN msg="the lock was lost before --min-hold was over; another node may run the command again: the server does not answer" event=lost reason="the server does not answer"`,
 		},
+		"a signal comes while the end is noted": {
+			minHold: 10 * sec, noteLate: 8 * sec, incidents: []incident{{11 * sec, sends(unix.SIGTERM)}},
+			want: "4s " + lingering, over: 11 * sec, asked: BySignal,
+		},
+		"another one comes while the end is noted": {
+			minHold: 10 * sec, noteLate: 8 * sec, incidents: []incident{{11 * sec, sends(unix.SIGUSR1)}},
+			want: "4s " + lingering, over: 12 * sec,
+		},
 		"the lock is lost while the end is noted": {
 			minHold: 10 * sec, noteLate: 8 * sec, incidents: []incident{{11 * sec, loses(errCut)}},
 			over: 11 * sec, want: "4s " + lingering + `

@@ -115,3 +115,24 @@ func TestLedgerGoneInList(t *testing.T) {
 		t.Errorf("%s locks are kept", n)
 	}
 }
+
+// TestGiveBackBehindPooler: a lock is given back though its run has started in the ledger. The
+// session goes on, and others on its list with it.
+func TestGiveBackBehindPooler(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	b := bid(t, inTransaction(ledgered(config(t, dsn, exclusive(7)))))
+	if !try(t, b) {
+		t.Fatal("a free lock is refused")
+	}
+	if _, err := b.Settle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	giveBack(t, b)
+	if got := rows(t, server); got != "nightly stopped f t f" {
+		t.Errorf("the row: %s", got)
+	}
+	if err := b.Session.Err(); err != nil {
+		t.Errorf("the session was lost: %v", err)
+	}
+}

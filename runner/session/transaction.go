@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -10,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// With Config.Transaction a transaction has the locks. It is open from Begin until a request of
-// which the last query is a COMMIT or a ROLLBACK. Any other end of it is a loss.
+// With Config.Transaction a transaction has the locks. It is open from Begin until a request
+// that has a COMMIT or a ROLLBACK among its queries. Any other end of it is a loss.
 
 // Begin begins the transaction, evaluates in it the SQL expression take, which takes the locks, and
 // returns its value. The session also learns on which server it is, and how old that is: behind a
@@ -58,10 +59,9 @@ func (cfg Config) BeginQueries() []string {
 	}
 }
 
-// endsTransaction says whether the last of a request's queries ends a transaction.
+// endsTransaction says whether one of a request's queries ends a transaction.
 func endsTransaction(queries []string) bool {
-	last := queries[len(queries)-1]
-	return last == "COMMIT" || last == "ROLLBACK"
+	return slices.Contains(queries, "COMMIT") || slices.Contains(queries, "ROLLBACK")
 }
 
 // transactionTimeout is a setting of PostgreSQL 17 and later. It would end the transaction that
