@@ -10,11 +10,11 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// startRequest says what the guard starts, and how that ends.
-func (r *run) startRequest() child.Request {
+// commandSpec says what the guard starts, and how that ends.
+func (r *run) commandSpec() child.Spec {
 	lease := r.cfg.Lock.Session.Lease
 	release, endsSession := r.held.EncodedRelease()
-	return child.Request{
+	return child.Spec{
 		Path: r.cfg.Path, Args: r.cfg.Command, Env: r.environment(),
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.Lock.LostGrace, MostGrace: leasetime.MostGrace(lease), GuardPatience: guardPatience(lease),

@@ -69,21 +69,21 @@ type Tally struct {
 // own session. When a session is lost, Each kills its commands and returns.
 func Each(cfg EachConfig) (Tally, error) {
 	cfg.Hooks = Hooks{}
-	i, err := begin(cfg.Config)
+	p, err := begin(cfg.Config)
 	if err != nil {
 		return Tally{}, err
 	}
-	return i.workOn(cfg)
+	return p.workOn(cfg)
 }
 
 // workOn works on a list, as Each describes it.
-func (i *instance) workOn(cfg EachConfig) (tally Tally, err error) {
+func (p *process) workOn(cfg EachConfig) (tally Tally, err error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	asked, stopReport := context.WithCancel(context.Background())
 	defer stopReport()
 	e := &each{
-		instance: i, cfg: cfg, cancel: cancel, stopReport: stopReport, warned: map[[2]string]bool{},
+		process: p, cfg: cfg, cancel: cancel, stopReport: stopReport, warned: map[[2]string]bool{},
 		active: activeItems{byLock: map[lockkey.ID]*activeItem{}},
 		ends:   itemEnds{known: map[lockkey.ID]itemEnd{}},
 	}
@@ -117,7 +117,7 @@ func (i *instance) workOn(cfg EachConfig) (tally Tally, err error) {
 
 // each is the work on one list.
 type each struct {
-	instance   *instance
+	process    *process
 	cfg        EachConfig
 	cancel     context.CancelCauseFunc
 	stopReport context.CancelFunc // of losses: called when a signal asks this process to end

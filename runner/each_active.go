@@ -22,7 +22,7 @@ type activeItem struct {
 	worker  *worker
 	attempt *lock.Attempt
 	signals chan os.Signal
-	run     *run          // once the lock is settled
+	run     *run          // has the lock once that is settled
 	alive   time.Time     // until then the work on this item is not stuck; under activeItems.mu
 	left    chan struct{} // closed when the worker is done with it
 }
@@ -102,7 +102,7 @@ func (a *activeItems) signal(sig os.Signal) {
 func (e *each) passOnSignals(stopped <-chan struct{}) {
 	for {
 		select {
-		case sig := <-e.instance.caught:
+		case sig := <-e.process.caught:
 			if interrupts(sig.(unix.Signal)) {
 				e.cancel(&InterruptedError{Signal: sig.(unix.Signal), OfList: true})
 				e.stopReport()

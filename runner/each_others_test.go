@@ -71,7 +71,7 @@ func TestEndOfOther(t *testing.T) {
 		var said bytes.Buffer
 		locking.Log = slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))
 		w, it := workerOn(t, locking, 2)
-		w.instance, _ = signalsTo(t)
+		w.process, _ = signalsTo(t)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		w.cancel = cancel
 		if settled, err := w.settleOrSkip(ctx, it, nil); !settled {

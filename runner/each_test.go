@@ -58,7 +58,7 @@ func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *active
 	t.Helper()
 	item := "1"
 	e := &each{
-		instance: &instance{}, warned: map[[2]string]bool{}, active: activeItems{byLock: map[lockkey.ID]*activeItem{}}, ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
+		process: &process{}, warned: map[[2]string]bool{}, active: activeItems{byLock: map[lockkey.ID]*activeItem{}}, ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
 		cfg: EachConfig{
 			Config: Config{Lock: locking}, Parallel: parallel, Progress: func(Tally) {},
 			Task: func(item string) Task { return Task{Key: item, ID: id(1), Command: []string{"true"}} },
@@ -186,8 +186,8 @@ func TestSharedConnection(t *testing.T) {
 		if settled, err := w.settleOrSkip(t.Context(), it, nil); !settled {
 			t.Fatal(err)
 		}
-		if req := it.run.startRequest(); req.SharesSocket != tt.shares || req.SocketLinger != tt.linger {
-			t.Errorf("%+v: shares %t, for %v", tt, req.SharesSocket, req.SocketLinger)
+		if spec := it.run.commandSpec(); spec.SharesSocket != tt.shares || spec.SocketLinger != tt.linger {
+			t.Errorf("%+v: shares %t, for %v", tt, spec.SharesSocket, spec.SocketLinger)
 		}
 		w.giveBack(it)
 	}

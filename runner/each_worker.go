@@ -138,9 +138,7 @@ func (w *worker) pick(ctx context.Context) (*activeItem, error) {
 		if !ok {
 			return nil, nil
 		}
-		it := &activeItem{
-			Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64),
-		}
+		it := w.newItem(item)
 		switch other := w.active.enter(it); {
 		case other == nil:
 		case other.name() == it.name(): // the item is twice in the list, and this process is at it
@@ -158,10 +156,8 @@ func (w *worker) pick(ctx context.Context) (*activeItem, error) {
 			}
 			continue
 		}
-		cfg := w.cfg.Lock
-		cfg.Claim, cfg.Log, cfg.Observer = it.claim(), it.log, w.observer(it.ID)
-		cfg.SayTrying(0)
-		it.attempt = w.list.Attempt(cfg, w.returning)
+		it.run.cfg.Lock.SayTrying(0)
+		it.attempt = w.list.Attempt(it.run.cfg.Lock, w.returning)
 		skipped, err := w.skipIfRun(ctx, it)
 		if !skipped {
 			return it, nil
@@ -228,7 +224,7 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tryErr error)
 	case err != nil:
 		return false, w.skipIfBarred(it, err)
 	}
-	it.run = w.newRun(it, held)
+	it.run.held = held
 	return true, nil
 }
 
@@ -280,15 +276,17 @@ func (w *worker) runItem(ctx context.Context, it *activeItem) (unreleased *activ
 	return nil, err
 }
 
-// newRun makes the run of an item's command. It has no guard yet.
-func (w *worker) newRun(it *activeItem, held *lock.Held) *run {
+// newItem makes the run of an item's command. It has neither lock nor guard yet.
+func (w *worker) newItem(item string) *activeItem {
+	it := &activeItem{Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64)}
 	cfg := w.cfg.Config
-	cfg.Lock.Claim.Keys, cfg.Command, cfg.Env = []string{it.Key}, it.Command, append(slices.Clone(cfg.Env), it.Env...)
-	cfg.Lock.Observer = w.observer(it.ID)
-	return &run{
-		instance: w.instance, cfg: cfg, log: it.log, signals: it.signals, held: held,
+	cfg.Command, cfg.Env = it.Command, append(slices.Clone(cfg.Env), it.Env...)
+	cfg.Lock.Claim, cfg.Lock.Log, cfg.Lock.Observer = it.claim(), it.log, w.observer(it.ID)
+	it.run = &run{
+		process: w.process, cfg: cfg, log: it.log, signals: it.signals,
 		keepGuard: true, sharesSocket: w.common != nil && w.cfg.Parallel > 1,
 	}
+	return it
 }
 
 // logEnd logs that an item's command failed, or was killed because its lock was lost. The list
@@ -319,7 +317,7 @@ func (w *worker) countEnd(ran, ok bool) {
 // readyGuard makes sure that there is a guard for the next command.
 func (w *worker) readyGuard() (err error) {
 	if !w.guard.Idle() {
-		w.guard, err = w.instance.newGuard(w.list.Session)
+		w.guard, err = w.process.newGuard(w.list.Session)
 	}
 	return err
 }

@@ -69,7 +69,7 @@ func newScene() *scene {
 		return a
 	}
 	s.supervision = supervision{
-		run:  &run{instance: &instance{}, signals: s.sent},
+		run:  &run{process: &process{}, signals: s.sent},
 		held: s.playedLock, command: s.playedCommand, began: time.Now(), started: time.Now(),
 		onLoss:          func(reason error) { s.say("hook: " + reason.Error()) },
 		restoreTerminal: func() { s.restored++ },

@@ -44,10 +44,10 @@ const hookMost = 10 * time.Second
 const wholeHookMost = 2 * hookMost
 
 // awaitHooks waits for the hooks at this process's end, and says how long that may take.
-func (i *instance) awaitHooks(o lock.Observer) {
-	o.SayAlive(time.Duration(i.hooksLeft.Load()) * wholeHookMost)
-	if i.lastHook != nil {
-		<-i.lastHook
+func (p *process) awaitHooks(o lock.Observer) {
+	o.SayAlive(time.Duration(p.hooksLeft.Load()) * wholeHookMost)
+	if p.lastHook != nil {
+		<-p.lastHook
 	}
 }
 
@@ -71,21 +71,21 @@ const mostQueuedHooks = 8
 
 // queueHook runs a hook after those before it. A hook may move an address, and the last one has to
 // win: so if too many wait, the oldest are left out.
-func (i *instance) queueHook(env []string, command string, warn func(what string)) {
-	before, done := i.lastHook, make(chan struct{})
-	i.lastHook = done
-	i.hooksLeft.Add(1)
+func (p *process) queueHook(env []string, command string, warn func(what string)) {
+	before, done := p.lastHook, make(chan struct{})
+	p.lastHook = done
+	p.hooksLeft.Add(1)
 	go func() {
 		defer close(done)
-		defer i.hooksLeft.Add(-1)
+		defer p.hooksLeft.Add(-1)
 		if before != nil {
 			<-before
 		}
-		if later := i.hooksLeft.Load() - 1; later >= mostQueuedHooks {
+		if later := p.hooksLeft.Load() - 1; later >= mostQueuedHooks {
 			warn(fmt.Sprintf("left out, since %d later hooks wait", later))
 			return
 		}
-		if err := i.runHook(env, command, warn); err != nil {
+		if err := p.runHook(env, command, warn); err != nil {
 			warn(err.Error())
 		}
 	}()
@@ -93,16 +93,16 @@ func (i *instance) queueHook(env []string, command string, warn func(what string
 
 // runHook runs a hook to its end, under its own guard, which kills it after hookMost. It calls warn
 // for what the guard reports meanwhile.
-func (i *instance) runHook(env []string, command string, warn func(what string)) error {
+func (p *process) runHook(env []string, command string, warn func(what string)) error {
 	shell, err := child.Lookup("sh")
 	if err != nil {
 		return err
 	}
-	g, err := i.parent.StartGuard(nil)
+	g, err := p.parent.StartGuard(nil)
 	if err != nil {
 		return err
 	}
-	c, err := g.StartCommand(context.Background(), child.Request{
+	c, err := g.StartCommand(context.Background(), child.Spec{
 		// The hook doesn't share the command's standard input and output.
 		Path: shell, Args: []string{"sh", "-c", "exec </dev/null >&2\n" + command},
 		Env: env, Deadline: boottime.Now().Add(hookMost),

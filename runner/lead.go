@@ -42,19 +42,19 @@ const (
 // error. After that it stands again after any error, also after the loss of the lock, with one
 // exception: with RestartNever it returns a child.GuardError with MayHaveRun.
 func Lead(cfg LeadConfig) (Outcome, error) {
-	i, err := begin(cfg.Config)
+	p, err := begin(cfg.Config)
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer i.awaitHooks(cfg.Lock.Observer)
+	defer p.awaitHooks(cfg.Lock.Observer)
 	cfg.Lock.Wait, cfg.Lock.Endures = lock.Forever, true
-	i.lossLevel = lock.LevelNotice // the next line is logged only after the waiters are told, which may take a while
+	p.lossLevel = lock.LevelNotice // the next line is logged only after the waiters are told, which may take a while
 	candidate := lock.NewCandidate(cfg.Lock)
-	if err := i.sleep(cfg.Config, pace.Between(0, cfg.Splay)); err != nil {
+	if err := p.sleep(cfg.Config, pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; {
-		outcome, err := i.runOnce(cfg.Config, candidate)
+		outcome, err := p.runOnce(cfg.Config, candidate)
 		switch {
 		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !candidate.Reached():
 			return outcome, err
@@ -77,7 +77,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 			cfg.Lock.Log.Warn(fmt.Sprintf("the command ended after %v (%s); standing for election again in %v",
 				outcome.Ran.Round(time.Millisecond), describeStatus(outcome.Status), pause), "event", "restarting")
 		}
-		if err := i.sleep(cfg.Config, pause); err != nil {
+		if err := p.sleep(cfg.Config, pause); err != nil {
 			return Outcome{}, err
 		}
 		pause = min(2*pause, restartMost)

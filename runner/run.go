@@ -24,20 +24,20 @@ import (
 // the lock is released. It starts the command only while its session holds the lock. Errors are
 // those of Candidate.Acquire and of starting the guard, and those in the table of Outcome.
 func Run(cfg Config) (Outcome, error) {
-	i, err := begin(cfg)
+	p, err := begin(cfg)
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer i.awaitHooks(cfg.Lock.Observer)
-	if err := i.sleep(cfg, pace.Between(0, cfg.Splay)); err != nil {
+	defer p.awaitHooks(cfg.Lock.Observer)
+	if err := p.sleep(cfg, pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
-	return i.runOnce(cfg, lock.NewCandidate(cfg.Lock))
+	return p.runOnce(cfg, lock.NewCandidate(cfg.Lock))
 }
 
 // run is one command under one lock.
 type run struct {
-	*instance
+	*process
 	cfg Config // this run's settings; in each, one item's keys, command and environment
 	log *slog.Logger
 
@@ -54,9 +54,9 @@ type run struct {
 }
 
 // runOnce takes the lock, runs the command once, and releases the lock.
-func (i *instance) runOnce(cfg Config, candidate *lock.Candidate) (outcome Outcome, err error) {
-	ctx, taker := interruptible(i.caught)
-	r := &run{instance: i, cfg: cfg, log: cfg.Lock.Log, taker: taker, signals: i.caught}
+func (p *process) runOnce(cfg Config, candidate *lock.Candidate) (outcome Outcome, err error) {
+	ctx, taker := interruptible(p.caught)
+	r := &run{process: p, cfg: cfg, log: cfg.Lock.Log, taker: taker, signals: p.caught}
 	if err = r.acquire(ctx, candidate); err == nil {
 		defer r.held.Close()
 		outcome, err = r.runCommand(ctx)
@@ -123,12 +123,12 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		return nil, err
 	}
 	began, restoreTerminal := time.Now(), child.SaveTerminal()
-	req := r.startRequest()
-	c, err := r.guard.StartCommand(ctx, req)
+	spec := r.commandSpec()
+	c, err := r.guard.StartCommand(ctx, spec)
 	if errors.Is(err, child.ErrNotStarted) {
 		r.log.Warn(err.Error()+"; starting another", "event", "guard")
 		if r.guard, err = r.newGuard(r.held.Session); err == nil {
-			c, err = r.guard.StartCommand(ctx, req)
+			c, err = r.guard.StartCommand(ctx, spec)
 		}
 	}
 	if lost := r.held.Err(); lost != nil && errors.Is(err, child.ErrLeaseOver) {

@@ -10,7 +10,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// One channel has all signals (instance.caught). Who takes them, and what they do, in order:
+// One channel has all signals (process.caught). Who takes them, and what they do, in order:
 //
 //	while                          taken by                      a signal that asks for the end
 //	a sleep, and Acquire           a signalTaker                 ends the context, and so the run

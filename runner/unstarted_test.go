@@ -92,7 +92,7 @@ func TestLostBeforeStart(t *testing.T) {
 }
 
 // signalsTo is a process, and the channel of the signals that it gets.
-func signalsTo(t *testing.T) (*instance, chan os.Signal) {
+func signalsTo(t *testing.T) (*process, chan os.Signal) {
 	t.Helper()
 	parent, err := child.NewParent(nil)
 	if err != nil {
@@ -100,7 +100,7 @@ func signalsTo(t *testing.T) (*instance, chan os.Signal) {
 	}
 	signals, catching := make(chan os.Signal, 64), make(chan struct{})
 	close(catching)
-	return &instance{parent: parent, caught: signals, catching: catching}, signals
+	return &process{parent: parent, caught: signals, catching: catching}, signals
 }
 
 // TestSignalAfterLoss: a session is lost before the command starts, and a signal ends the report of
@@ -140,7 +140,7 @@ func TestLostAtRelease(t *testing.T) {
 	}
 	defer held.Close()
 	terminateAll(t, server)
-	r := &run{instance: p, cfg: cfg, log: cfg.Lock.Log, held: held, signals: signals}
+	r := &run{process: p, cfg: cfg, log: cfg.Lock.Log, held: held, signals: signals}
 	r.afterRelease(held.Release(t.Context()))
 	p.awaitHooks(cfg.Lock.Observer)
 	if said, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(said), "lost: ") || !strings.Contains(string(said), "57P01") || strings.Count(string(said), "\n") != 1 {

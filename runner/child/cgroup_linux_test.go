@@ -30,7 +30,7 @@ func TestNoSubgroupStays(t *testing.T) {
 	for name, end := range map[string]string{"the guard": "", "this process": "kill -KILL $PPID; sleep 1000"} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "group")
-			c, err := newGuard(t, nil).StartCommand(t.Context(), child.Request{
+			c, err := newGuard(t, nil).StartCommand(t.Context(), child.Spec{
 				Path: "/bin/sh", Args: []string{"sh", "-c", job, file, end}, Env: []string{"PATH=" + os.Getenv("PATH")}, Deadline: far(),
 			})
 			if err == nil {
@@ -62,7 +62,7 @@ func TestGroupOfScript(t *testing.T) {
 	if err := os.WriteFile(script, []byte("grep ^0: /proc/self/cgroup >"+file), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	c, err := newGuard(t, nil).StartCommand(t.Context(), child.Request{Path: script, Args: []string{script}, Env: []string{"PATH=" + os.Getenv("PATH")}, Deadline: far()})
+	c, err := newGuard(t, nil).StartCommand(t.Context(), child.Spec{Path: script, Args: []string{script}, Env: []string{"PATH=" + os.Getenv("PATH")}, Deadline: far()})
 	if err != nil {
 		t.Fatal(err)
 	}

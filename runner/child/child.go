@@ -28,8 +28,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// Request says what to start, and how that ends.
-type Request struct {
+// Spec says what to start, and how that ends.
+type Spec struct {
 	Path string // from Lookup
 	Args []string
 	Env  []string
@@ -77,14 +77,14 @@ type Request struct {
 
 // graceEnd is when the tree gets SIGKILL if the lock is lost now. However long the LostGrace is,
 // that is before the server's lease is over, after which somebody else may get the lock.
-func (req *Request) graceEnd(deadline boottime.Instant) boottime.Instant {
-	return min(boottime.Now().Add(req.LostGrace), deadline.Add(req.MostGrace))
+func (spec *Spec) graceEnd(deadline boottime.Instant) boottime.Instant {
+	return min(boottime.Now().Add(spec.LostGrace), deadline.Add(spec.MostGrace))
 }
 
 // Child is a command under a guard, and all the processes below it.
 type Child struct {
 	guard  *Guard
-	req    Request
+	spec   Spec
 	pid    int // the command's
 	born   boottime.Instant
 	events chan Event
@@ -228,8 +228,8 @@ func (c *Child) TellLost() {
 	c.mu.Lock()
 	deadline := c.renewed
 	c.mu.Unlock()
-	grace := max(0, boottime.Until(c.req.graceEnd(deadline)))
-	time.AfterFunc(grace+c.req.GuardPatience, c.killGuard)
+	grace := max(0, boottime.Until(c.spec.graceEnd(deadline)))
+	time.AfterFunc(grace+c.spec.GuardPatience, c.killGuard)
 }
 
 // order gives the guard an order. It returns false if the command is dead.

@@ -19,7 +19,7 @@ import (
 
 func TestExitStatus(t *testing.T) {
 	for _, want := range []int{0, 1, 42, 255} {
-		r := await(t, startRole(t, child.Request{}, "exit", strconv.Itoa(want)))
+		r := await(t, startRole(t, child.Spec{}, "exit", strconv.Itoa(want)))
 		if r.Status.ExitStatus() != want || r.Ending != child.Exited {
 			t.Errorf("exit %d: %+v", want, r)
 		}
@@ -28,7 +28,7 @@ func TestExitStatus(t *testing.T) {
 
 func TestDeathBySignal(t *testing.T) {
 	for _, want := range []unix.Signal{unix.SIGKILL, unix.SIGTERM, unix.SIGSEGV, unix.SIGPIPE, unix.SIGQUIT, unix.SIGUSR1, unix.SIGHUP, unix.SIGINT} {
-		r := await(t, startRole(t, child.Request{}, "die", strconv.Itoa(int(want))))
+		r := await(t, startRole(t, child.Spec{}, "die", strconv.Itoa(int(want))))
 		if !r.Status.Signaled() || r.Status.Signal() != want || r.Status.CoreDump() {
 			t.Errorf("death by %v: %+v", want, r)
 		}
@@ -38,7 +38,7 @@ func TestDeathBySignal(t *testing.T) {
 // TestEndsAtAnyTime: no end of the command is overlooked, however soon after the start it comes.
 func TestEndsAtAnyTime(t *testing.T) {
 	for after := time.Duration(0); after < 40*time.Millisecond; after += time.Millisecond / 2 {
-		c, err := newGuard(t, nil).StartCommand(t.Context(), child.Request{
+		c, err := newGuard(t, nil).StartCommand(t.Context(), child.Spec{
 			Path: "/bin/sleep", Args: []string{"sleep", fmt.Sprintf("%f", after.Seconds())}, Deadline: far(),
 		})
 		if err != nil {
@@ -53,7 +53,7 @@ func TestEndsAtAnyTime(t *testing.T) {
 func TestEnvironment(t *testing.T) {
 	t.Setenv("GOMAXPROCS", "7")
 	file := filepath.Join(t.TempDir(), "env")
-	await(t, startRole(t, child.Request{}, "environ", file))
+	await(t, startRole(t, child.Spec{}, "environ", file))
 	env, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func TestEnvironment(t *testing.T) {
 func TestSignals(t *testing.T) {
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGUSR1} {
 		dir := t.TempDir()
-		c := startRole(t, child.Request{}, "catch", dir)
+		c := startRole(t, child.Spec{}, "catch", dir)
 		awaitRecords(dir, 1)
 		c.Signal(sig)
 		if r := await(t, c); r.Status.ExitStatus() != int(sig) {
@@ -81,7 +81,7 @@ func TestDispositions(t *testing.T) {
 	signal.Ignore(unix.SIGHUP)
 	t.Cleanup(func() { signal.Reset(unix.SIGHUP) })
 	file := filepath.Join(t.TempDir(), "status")
-	c, err := newGuard(t, nil).StartCommand(t.Context(), child.Request{
+	c, err := newGuard(t, nil).StartCommand(t.Context(), child.Spec{
 		Path: "/bin/sh", Args: []string{"sh", "-c", "exec grep -E '^Sig(Ign|Blk)' /proc/self/status >" + file},
 		Deadline: boottime.Now().Add(time.Minute),
 	})
@@ -108,7 +108,7 @@ func TestCommandThatCannotBeExecuted(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := newGuard(t, nil)
-	_, err := g.StartCommand(t.Context(), child.Request{Path: file, Args: []string{file}, Deadline: far()})
+	_, err := g.StartCommand(t.Context(), child.Spec{Path: file, Args: []string{file}, Deadline: far()})
 	var lookup *child.LookupError
 	if !errors.As(err, &lookup) {
 		t.Fatalf("Start: %v, want a LookupError", err)
@@ -122,7 +122,7 @@ func TestScriptWithoutInterpreterLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := newGuard(t, nil)
-	c, err := g.StartCommand(t.Context(), child.Request{Path: file, Args: []string{file, "5"}, Deadline: far()})
+	c, err := g.StartCommand(t.Context(), child.Spec{Path: file, Args: []string{file, "5"}, Deadline: far()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestScriptWithoutInterpreterLine(t *testing.T) {
 
 // TestTooLarge: what is more than a guard takes is refused, and no guard is blamed for that.
 func TestTooLarge(t *testing.T) {
-	_, err := newGuard(t, nil).StartCommand(t.Context(), child.Request{
+	_, err := newGuard(t, nil).StartCommand(t.Context(), child.Spec{
 		Path: "/bin/true", Args: []string{"true", strings.Repeat("x", 17<<20)}, Deadline: far(),
 	})
 	if err == nil || err.Error() != "arguments and environment are too large" {
@@ -145,7 +145,7 @@ func TestTooLarge(t *testing.T) {
 // was asked, or passed before the guard came to it.
 func TestTooLate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "started")
-	late := child.Request{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now().Add(-1)}
+	late := child.Spec{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now().Add(-1)}
 	if _, err := newGuard(t, nil).StartCommand(t.Context(), late); !errors.Is(err, child.ErrLeaseOver) {
 		t.Errorf("the guard is asked to start it: %v", err)
 	}

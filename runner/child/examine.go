@@ -61,7 +61,7 @@ func tryGuard() checkup.Check {
 	if err != nil {
 		return checkup.Failf(advice, "%s", err)
 	}
-	c, err := g.StartCommand(context.Background(), Request{
+	c, err := g.StartCommand(context.Background(), Spec{
 		Path: shell, Args: []string{"sh", "-c", "sleep 60 >/dev/null 2>&1 &"},
 		Env:      []string{"PATH=" + os.Getenv("PATH")},
 		Deadline: boottime.Now().Add(guardTrial),

@@ -25,10 +25,10 @@ func Listed(p *Parent) []int {
 
 // AskToStart asks a guard to start a command, as StartCommand does in a process that is stopped after
 // it has looked at the time, and ends the guard.
-func AskToStart(g *Guard, req Request) error {
-	err := writeMessage(g.control, msgStart, g.request(req))
+func AskToStart(g *Guard, spec Spec) error {
+	err := writeMessage(g.control, msgStart, g.encoded(spec))
 	if err == nil {
-		_, _, err = g.awaitStart(&startAnswer{}, req)
+		_, _, err = g.awaitStart(&startAnswer{}, spec)
 	}
 	g.hangUp()
 	g.reap()
@@ -37,10 +37,10 @@ func AskToStart(g *Guard, req Request) error {
 
 // VanishUntold starts a command, and does what the guard would see if this process died when the
 // command is dead, and the report of that unread.
-func VanishUntold(g *Guard, req Request) error {
-	err := writeMessage(g.control, msgStart, g.request(req))
+func VanishUntold(g *Guard, spec Spec) error {
+	err := writeMessage(g.control, msgStart, g.encoded(spec))
 	if err == nil {
-		_, _, err = g.awaitStart(&startAnswer{}, req)
+		_, _, err = g.awaitStart(&startAnswer{}, spec)
 	}
 	if err == nil {
 		var raw syscall.RawConn
@@ -57,11 +57,11 @@ func VanishUntold(g *Guard, req Request) error {
 }
 
 // VanishStarting does what the guard would see if this process died while it starts a command.
-func VanishStarting(g *Guard, req Request) error {
+func VanishStarting(g *Guard, spec Spec) error {
 	if err := unix.Kill(g.pid, unix.SIGSTOP); err != nil {
 		return err
 	}
-	err := writeMessage(g.control, msgStart, g.request(req))
+	err := writeMessage(g.control, msgStart, g.encoded(spec))
 	g.hangUp()
 	_ = unix.Kill(g.pid, unix.SIGCONT)
 	g.reap()
@@ -118,7 +118,7 @@ func LoseTwice(command int, grace time.Duration) (first, second boottime.Instant
 		panic(err)
 	}
 	g := guardProcess{renewals: -1, alarm: alarm, commandTree: newCommandTree()}
-	g.pid, g.deadline, g.req.LostGrace = command, boottime.Now().Add(time.Hour), grace
+	g.pid, g.deadline, g.spec.LostGrace = command, boottime.Now().Add(time.Hour), grace
 	g.endForLoss(ByOrder)
 	first = g.graceEnd
 	g.endForLoss(SocketClosed)

@@ -19,7 +19,7 @@ import (
 
 // Guard is a guard process as pglead sees it: its number, the socket pair for orders and answers,
 // and the pipe for new deadlines. It has no command yet, or one (a Child), or several, one after
-// the other (Request.KeepGuard). It is started ahead of time, so that the command need not wait for
+// the other (Spec.KeepGuard). It is started ahead of time, so that the command need not wait for
 // it once the lock is granted.
 type Guard struct {
 	parent  *Parent

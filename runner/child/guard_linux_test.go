@@ -20,7 +20,7 @@ import (
 // TestFullSocket: orders for which there is no room wait until the guard takes them.
 func TestFullSocket(t *testing.T) {
 	dir := t.TempDir()
-	c := startRole(t, child.Request{}, "catch", dir)
+	c := startRole(t, child.Spec{}, "catch", dir)
 	awaitRecords(dir, 1)
 	guard := child.GuardPID(c)
 	if err := unix.Kill(guard, unix.SIGSTOP); err != nil {
@@ -41,7 +41,7 @@ func TestFullSocket(t *testing.T) {
 // TestFullPipe: more deadlines than the guard has room for hold nobody up.
 func TestFullPipe(t *testing.T) {
 	dir := t.TempDir()
-	c := startRole(t, child.Request{}, "sleep", dir)
+	c := startRole(t, child.Spec{}, "sleep", dir)
 	awaitRecords(dir, 1)
 	defer time.AfterFunc(patience, func() {
 		t.Error("it is held up")
@@ -56,7 +56,7 @@ func TestFullPipe(t *testing.T) {
 // and takes no processor.
 func TestGuardRests(t *testing.T) {
 	here, there := socketPair(t)
-	c, told := startReluctant(t, here, child.Request{LostGrace: time.Hour, MostGrace: time.Hour})
+	c, told := startReluctant(t, here, child.Spec{LostGrace: time.Hour, MostGrace: time.Hour})
 	if err := there.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func TestGuardRests(t *testing.T) {
 // command that runs.
 func TestSignalsMissTheGuard(t *testing.T) {
 	dir := t.TempDir()
-	c := startRole(t, child.Request{}, "sleep", dir)
+	c := startRole(t, child.Spec{}, "sleep", dir)
 	awaitRecords(dir, 1)
 	guard := child.GuardPID(c)
 	session, err := unix.Getsid(guard)
@@ -109,7 +109,7 @@ func TestNothingIsInherited(t *testing.T) {
 	}
 	want := look()
 	here, _ := socketPair(t)
-	c, err := newGuard(t, here).StartCommand(t.Context(), child.Request{
+	c, err := newGuard(t, here).StartCommand(t.Context(), child.Spec{
 		Path: "/bin/sh", Args: []string{"sh", "-c", list, file}, Env: []string{"PATH=" + os.Getenv("PATH")}, Deadline: far(),
 	})
 	if err != nil {
@@ -145,7 +145,7 @@ func TestNothingIsLeft(t *testing.T) {
 		end(g)
 	}
 	start := func(g *child.Guard) *child.Child {
-		c, err := g.StartCommand(t.Context(), child.Request{Path: "/bin/sleep", Args: []string{"sleep", "3600"}, Deadline: far()})
+		c, err := g.StartCommand(t.Context(), child.Spec{Path: "/bin/sleep", Args: []string{"sleep", "3600"}, Deadline: far()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -27,7 +27,7 @@ import (
 // too.
 func TestGuardKeepsTheSocket(t *testing.T) {
 	here, there := socketPair(t)
-	c, pids := startTreeWith(t, here, child.Request{}, 3)
+	c, pids := startTreeWith(t, here, child.Spec{}, 3)
 	if err := here.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestSharedSocket(t *testing.T) {
 	for name, shares := range map[string]bool{"alone": false, "shared": true} {
 		t.Run(name, func(t *testing.T) {
 			here, there := socketPair(t)
-			c := startRoleWith(t, here, child.Request{
+			c := startRoleWith(t, here, child.Spec{
 				Deadline: boottime.Now().Add(3 * time.Second), SharesSocket: shares, SocketLinger: time.Hour,
 				Release: []byte("bye"), ReleaseEndsSession: !shares,
 			}, "sleep", t.TempDir())
@@ -126,7 +126,7 @@ func TestDeepTree(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := t.TempDir()
-			c, err := guard.StartCommand(t.Context(), child.Request{
+			c, err := guard.StartCommand(t.Context(), child.Spec{
 				Path: "/bin/sh", Args: []string{"sh", "-c", chain, "sh", strconv.Itoa(depth), chain, dir},
 				Env: []string{"PATH=" + os.Getenv("PATH")}, Deadline: far(), GuardPatience: time.Minute,
 			})
@@ -155,7 +155,7 @@ func TestGuardKilled(t *testing.T) {
 		_ = bystander.Process.Kill()
 		_ = bystander.Wait()
 	}()
-	c, pids := startTree(t, child.Request{}, 5)
+	c, pids := startTree(t, child.Spec{}, 5)
 	if err := unix.Kill(child.GuardPID(c), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -175,11 +175,11 @@ func TestStoppedGuard(t *testing.T) {
 		"the loss": (*child.Child).TellLost, "an order": (*child.Child).Kill, "the loss, near the end of the lease": (*child.Child).TellLost,
 	} {
 		t.Run(name, func(t *testing.T) {
-			req := child.Request{}
+			spec := child.Spec{}
 			if strings.Contains(name, "lease") { // which ends the grace
-				req.LostGrace, req.Deadline = time.Hour, boottime.Now().Add(5*time.Second)
+				spec.LostGrace, spec.Deadline = time.Hour, boottime.Now().Add(5*time.Second)
 			}
-			c, pids := startTree(t, req, 5)
+			c, pids := startTree(t, spec, 5)
 			guard := child.GuardPID(c)
 			if err := unix.Kill(guard, unix.SIGSTOP); err != nil {
 				t.Fatal(err)
@@ -225,7 +225,7 @@ func TestGuardGone(t *testing.T) {
 			_ = unix.Kill(pid, unix.SIGSTOP)
 		}
 		killer := time.AfterFunc(time.Duration(try/2)*500*time.Microsecond, func() { _ = unix.Kill(pid, unix.SIGKILL) })
-		c, err := g.StartCommand(t.Context(), child.Request{
+		c, err := g.StartCommand(t.Context(), child.Spec{
 			Path: "/bin/touch", Args: []string{"touch", mark}, Deadline: far(),
 			Env: slices.Repeat([]string{strings.Repeat("x", 100_000)}, 10-9*small),
 		})

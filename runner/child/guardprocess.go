@@ -85,7 +85,7 @@ type guardProcess struct {
 // commandTree is what a guard knows of one command and all that it started. It is made anew for
 // each command, so nothing of the previous one is left.
 type commandTree struct {
-	req    Request
+	spec   Spec
 	report doneReport
 
 	// The command:
@@ -152,7 +152,7 @@ func newCommandTree() commandTree { return commandTree{pidfd: -1} }
 func (g *guardProcess) untilDead() (again bool) {
 	brief := g.awaitDeath()
 	g.leaveSocket()
-	if brief && g.req.KeepGuard && g.report.Status.Exited() {
+	if brief && g.spec.KeepGuard && g.report.Status.Exited() {
 		g.report.Idle = true // see reuse.go
 	}
 	err := g.reportDeath()

@@ -66,7 +66,7 @@ func (g *guardProcess) endForLoss(why Ending) {
 		return
 	}
 	g.readRenewals()
-	g.graceEnd = g.req.graceEnd(g.deadline)
+	g.graceEnd = g.spec.graceEnd(g.deadline)
 	if g.graceEnd <= boottime.Now() || g.alarm.Set(g.graceEnd) != nil {
 		g.beginKill(why)
 		return
@@ -161,7 +161,7 @@ func (g *guardProcess) endLeftovers() {
 		g.beginKill(Exited)
 	default:
 		g.tell(msgLeftovers, []byte(cmp.Or(nameProcs(remains(nil)), "processes that are gone before they can be named")))
-		if g.req.WaitForLeftovers {
+		if g.spec.WaitForLeftovers {
 			return
 		}
 		g.askToEnd()

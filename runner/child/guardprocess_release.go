@@ -32,7 +32,7 @@ func (g *guardProcess) leaveSocket() {
 		// pglead is stopped, or the server is silent. endConnection ends the connection later. If
 		// it ended now, without a message, nobody could know yet that the holder was silent for
 		// long enough.
-		if g.req.ReleaseEndsSession {
+		if g.spec.ReleaseEndsSession {
 			g.sendRelease()
 		}
 	case g.report.Ending == SocketClosed:
@@ -69,14 +69,14 @@ func (g *guardProcess) endConnection() {
 	if g.socket < 0 || g.report.Ending != LeaseOver {
 		return
 	}
-	over := boottime.Now().Add(g.req.SocketLinger)
+	over := boottime.Now().Add(g.spec.SocketLinger)
 	fds := []unix.PollFd{{Fd: int32(g.socket), Events: serverHungUp}, {Fd: int32(g.fd)}} // POLLHUP always counts
-	for left := g.req.SocketLinger; left > 0; left = boottime.Until(over) {
+	for left := g.spec.SocketLinger; left > 0; left = boottime.Until(over) {
 		if n, err := unix.Poll(fds, int(left.Milliseconds())+1); n > 0 || err != nil && err != unix.EINTR {
 			break
 		}
 	}
-	if !g.req.SharesSocket || boottime.Until(over) <= 0 {
+	if !g.spec.SharesSocket || boottime.Until(over) <= 0 {
 		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 	}
 }
@@ -86,7 +86,7 @@ const releaseMost = time.Second
 
 // releaseAndDrain releases the lock for a pglead that is gone, and waits for the server to do so.
 func (g *guardProcess) releaseAndDrain() {
-	if len(g.req.Release) > 0 {
+	if len(g.spec.Release) > 0 {
 		g.sendRelease()
 		g.drainSocket()
 	}
@@ -99,13 +99,13 @@ func (g *guardProcess) releaseAndDrain() {
 // the server takes its client for lost (client_connection_check_interval), and carries out no more.
 func (g *guardProcess) sendRelease() {
 	deadline := time.Now().Add(releaseMost)
-	for left := g.req.Release; len(left) > 0; {
+	for left := g.spec.Release; len(left) > 0; {
 		n, err := unix.Write(g.socket, left)
 		switch {
 		case err == unix.EAGAIN && awaitSocket(g.socket, unix.POLLOUT, deadline):
 		case err == unix.EINTR:
 		case err != nil:
-			if g.req.ReleaseEndsSession {
+			if g.spec.ReleaseEndsSession {
 				_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 			}
 			return

@@ -26,7 +26,7 @@ func (g *guardProcess) start() (started bool) {
 		g.refuse(tooLate, 0)
 		return false
 	}
-	if g.req.KeepGuard && !g.leaveSession() {
+	if g.spec.KeepGuard && !g.leaveSession() {
 		return false
 	}
 	g.resetStop()
@@ -55,15 +55,15 @@ func (g *guardProcess) receive() bool {
 	if err != nil && g.pid != 0 {
 		g.releaseUntold(err) // of the previous command
 	}
-	var req Request
-	if err != nil || k != msgStart || req.decode(body) != nil {
+	var spec Spec
+	if err != nil || k != msgStart || spec.decode(body) != nil {
 		return false
 	}
 	if g.pid != 0 {
 		g.commandTree = newCommandTree()
 		g.readRenewals() // they are for a dead command
 	}
-	g.req, g.deadline = req, req.Deadline
+	g.spec, g.deadline = spec, spec.Deadline
 	return g.alarm.Set(g.deadline) == nil
 }
 
@@ -89,13 +89,13 @@ func (g *guardProcess) leaveSession() (left bool) {
 // attributes are the system attributes for the start of the command.
 func (g *guardProcess) attributes() *syscall.SysProcAttr {
 	attr := commandAttributes(&g.pidfd)
-	attr.Setpgid = g.req.KeepGuard
+	attr.Setpgid = g.spec.KeepGuard
 	return attr
 }
 
 // execute starts the command, if possible in its control group.
 func (g *guardProcess) execute() (pid int, err error) {
-	attr := &syscall.ProcAttr{Env: g.req.Env, Files: []uintptr{0, 1, 2}, Sys: g.attributes()}
+	attr := &syscall.ProcAttr{Env: g.spec.Env, Files: []uintptr{0, 1, 2}, Sys: g.attributes()}
 	if g.cgroupDir != nil {
 		setCgroup(attr.Sys, g.cgroupDir)
 		if pid, err = g.fork(attr); err == nil {
@@ -111,10 +111,10 @@ func (g *guardProcess) execute() (pid int, err error) {
 }
 
 func (g *guardProcess) fork(attr *syscall.ProcAttr) (pid int, err error) {
-	pid, err = syscall.ForkExec(g.req.Path, g.req.Args, attr)
+	pid, err = syscall.ForkExec(g.spec.Path, g.spec.Args, attr)
 	if errors.Is(err, syscall.ENOEXEC) {
 		// The shell runs a script without #!, as with execvp(3).
-		args := append([]string{"sh", g.req.Path}, g.req.Args[1:]...)
+		args := append([]string{"sh", g.spec.Path}, g.spec.Args[1:]...)
 		pid, err = syscall.ForkExec("/bin/sh", args, attr)
 	}
 	return pid, err

@@ -36,7 +36,7 @@ func TestKillWithoutDescriptors(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := t.TempDir()
-			c, err := guard.StartCommand(t.Context(), roleRequest(child.Request{}, "tree", dir, strconv.Itoa(3)))
+			c, err := guard.StartCommand(t.Context(), roleSpec(child.Spec{}, "tree", dir, strconv.Itoa(3)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -74,7 +74,7 @@ func TestGuardDiesWithoutDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	c, err := guard.StartCommand(t.Context(), roleRequest(child.Request{}, "tree", dir, "3"))
+	c, err := guard.StartCommand(t.Context(), roleSpec(child.Spec{}, "tree", dir, "3"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,20 +113,20 @@ func limitFiles(t *testing.T, pid int, current, most uint64) {
 // the command gets the signals that are meant for it.
 func TestLeftoversWithoutPidfds(t *testing.T) {
 	for _, tt := range []struct {
-		name    string
-		refuse  uint32
-		request child.Request
-		signal  func(c *child.Child)
+		name   string
+		refuse uint32
+		spec   child.Spec
+		signal func(c *child.Child)
 	}{
-		{"no pidfd_open", unix.SYS_PIDFD_OPEN, child.Request{}, func(*child.Child) {}},
-		{"no pidfd_send_signal", unix.SYS_PIDFD_SEND_SIGNAL, child.Request{}, func(*child.Child) {}},
-		{"passed on", unix.SYS_PIDFD_OPEN, child.Request{WaitForLeftovers: true}, func(c *child.Child) { c.Signal(unix.SIGTERM) }},
+		{"no pidfd_open", unix.SYS_PIDFD_OPEN, child.Spec{}, func(*child.Child) {}},
+		{"no pidfd_send_signal", unix.SYS_PIDFD_SEND_SIGNAL, child.Spec{}, func(*child.Child) {}},
+		{"passed on", unix.SYS_PIDFD_OPEN, child.Spec{WaitForLeftovers: true}, func(c *child.Child) { c.Signal(unix.SIGTERM) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			runtime.LockOSThread() // for good: the thread ends with this test, and the filter with it
 			refuseCall(t, tt.refuse)
 			dir := t.TempDir()
-			c := startRole(t, tt.request, "leave", dir, "catch")
+			c := startRole(t, tt.spec, "leave", dir, "catch")
 			awaitEvent(t, c)
 			tt.signal(c)
 			r := await(t, c)

@@ -18,7 +18,7 @@ import (
 )
 
 func TestKillReachesTheWholeTree(t *testing.T) {
-	c, pids := startTree(t, child.Request{}, 20)
+	c, pids := startTree(t, child.Spec{}, 20)
 	c.Kill()
 	r := await(t, c)
 	assertDead(t, pids)
@@ -28,7 +28,7 @@ func TestKillReachesTheWholeTree(t *testing.T) {
 }
 
 func TestDeadline(t *testing.T) {
-	c, pids := startTree(t, child.Request{Deadline: boottime.Now().Add(3 * time.Second)}, 3)
+	c, pids := startTree(t, child.Spec{Deadline: boottime.Now().Add(3 * time.Second)}, 3)
 	renewed := boottime.Now().Add(4 * time.Second)
 	c.Renew(renewed.Add(-500 * time.Millisecond))
 	c.Renew(renewed)
@@ -44,14 +44,14 @@ func TestDeadline(t *testing.T) {
 
 func TestLostGrace(t *testing.T) {
 	dir := t.TempDir()
-	c := startRole(t, child.Request{LostGrace: time.Minute, MostGrace: time.Minute}, "catch", dir)
+	c := startRole(t, child.Spec{LostGrace: time.Minute, MostGrace: time.Minute}, "catch", dir)
 	awaitRecords(dir, 1)
 	c.TellLost()
 	if r := await(t, c); r.Status.ExitStatus() != int(unix.SIGTERM) {
 		t.Errorf("%+v, want the status after SIGTERM", r)
 	}
 
-	c, pids := startTree(t, child.Request{LostGrace: 100 * time.Millisecond}, 3)
+	c, pids := startTree(t, child.Spec{LostGrace: 100 * time.Millisecond}, 3)
 	c.TellLost()
 	r := await(t, c)
 	assertDead(t, pids)
@@ -61,7 +61,7 @@ func TestLostGrace(t *testing.T) {
 
 	// The lease's end ends the grace.
 	began := boottime.Now()
-	c, pids = startTree(t, child.Request{LostGrace: time.Hour, Deadline: began.Add(2 * time.Second), MostGrace: time.Second}, 3)
+	c, pids = startTree(t, child.Spec{LostGrace: time.Hour, Deadline: began.Add(2 * time.Second), MostGrace: time.Second}, 3)
 	r = await(t, c)
 	assertDead(t, pids)
 	if r.Ending != child.LeaseOver || boottime.Now() < began.Add(3*time.Second) {
@@ -70,12 +70,12 @@ func TestLostGrace(t *testing.T) {
 }
 
 // startReluctant starts a command that notes each SIGTERM in a file, and goes on.
-func startReluctant(t *testing.T, socket syscall.Conn, req child.Request) (c *child.Child, told func() bool) {
+func startReluctant(t *testing.T, socket syscall.Conn, spec child.Spec) (c *child.Child, told func() bool) {
 	t.Helper()
 	dir := t.TempDir()
-	req.Path, req.Args = "/bin/sh", []string{"sh", "-c", `trap ': >"$0"/told' TERM; : >"$0"/up; while :; do sleep 0.01; done`, dir}
-	if req.Deadline == 0 {
-		req.Deadline = far()
+	spec.Path, spec.Args = "/bin/sh", []string{"sh", "-c", `trap ': >"$0"/told' TERM; : >"$0"/up; while :; do sleep 0.01; done`, dir}
+	if spec.Deadline == 0 {
+		spec.Deadline = far()
 	}
 	there := func(name string) func() bool {
 		return func() bool {
@@ -83,7 +83,7 @@ func startReluctant(t *testing.T, socket syscall.Conn, req child.Request) (c *ch
 			return err == nil
 		}
 	}
-	c, err := newGuard(t, socket).StartCommand(t.Context(), req)
+	c, err := newGuard(t, socket).StartCommand(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestKillInGrace(t *testing.T) {
 		ending child.Ending
 	}{"before the loss": {time.Hour, child.ByOrder}, "after it": {3 * time.Second, child.LeaseOver}} {
 		t.Run(name, func(t *testing.T) {
-			c, told := startReluctant(t, nil, child.Request{Deadline: boottime.Now().Add(tt.lease), LostGrace: time.Hour, MostGrace: time.Hour})
+			c, told := startReluctant(t, nil, child.Spec{Deadline: boottime.Now().Add(tt.lease), LostGrace: time.Hour, MostGrace: time.Hour})
 			if tt.ending == child.LeaseOver {
 				testserver.Eventually(t, "the command is told of the loss", told)
 			}
@@ -118,7 +118,7 @@ func TestKillInGrace(t *testing.T) {
 // TestStoppedInGrace: a command that is stopped is woken to end in its grace.
 func TestStoppedInGrace(t *testing.T) {
 	dir := t.TempDir()
-	c := startRole(t, child.Request{LostGrace: time.Hour, MostGrace: time.Hour}, "catch", dir)
+	c := startRole(t, child.Spec{LostGrace: time.Hour, MostGrace: time.Hour}, "catch", dir)
 	awaitRecords(dir, 1)
 	c.Signal(unix.SIGSTOP)
 	if e := awaitEvent(t, c); e.Stopped != unix.SIGSTOP {
@@ -134,7 +134,7 @@ func TestStoppedInGrace(t *testing.T) {
 // that a guard which leaves it to the command is late.
 func TestGraceOfRenewed(t *testing.T) {
 	deadline := boottime.Now().Add(3 * time.Second)
-	c, told := startReluctant(t, nil, child.Request{Deadline: deadline, LostGrace: time.Hour, GuardPatience: time.Second})
+	c, told := startReluctant(t, nil, child.Spec{Deadline: deadline, LostGrace: time.Hour, GuardPatience: time.Second})
 	c.Renew(far())
 	c.TellLost()
 	testserver.Eventually(t, "the command is told", told)
@@ -150,7 +150,7 @@ func TestGraceOfRenewed(t *testing.T) {
 
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
-	c := startRole(t, child.Request{}, "leave", dir, "sleep")
+	c := startRole(t, child.Spec{}, "leave", dir, "sleep")
 	event := awaitEvent(t, c)
 	pids := records(dir)
 	if want := fmt.Sprintf("(%d)", pids[0]); !strings.Contains(event.Leftovers, want) {
@@ -167,7 +167,7 @@ func TestLeftovers(t *testing.T) {
 // longer than that.
 func TestBriefLeftovers(t *testing.T) {
 	for range 50 {
-		c, err := newGuard(t, nil).StartCommand(t.Context(), child.Request{
+		c, err := newGuard(t, nil).StartCommand(t.Context(), child.Spec{
 			Path: "/bin/sh", Args: []string{"sh", "-c", "sleep 0.1 & exit 3"}, Env: []string{"PATH=" + os.Getenv("PATH")}, Deadline: far(),
 		})
 		if err != nil {
@@ -185,7 +185,7 @@ func TestBriefLeftovers(t *testing.T) {
 
 func TestDeafLeftoversAreKilled(t *testing.T) {
 	dir := t.TempDir()
-	c := startRole(t, child.Request{}, "leave", dir, "deaf")
+	c := startRole(t, child.Spec{}, "leave", dir, "deaf")
 	r := await(t, c)
 	assertDead(t, records(dir))
 	if want := (child.Result{Ending: child.Exited, Status: 3 << 8, Killed: 1}); r != want {
@@ -195,7 +195,7 @@ func TestDeafLeftoversAreKilled(t *testing.T) {
 
 func TestWaitForLeftovers(t *testing.T) {
 	dir := t.TempDir()
-	c := startRole(t, child.Request{WaitForLeftovers: true}, "leave", dir, "catch")
+	c := startRole(t, child.Spec{WaitForLeftovers: true}, "leave", dir, "catch")
 	awaitEvent(t, c)
 	pids := records(dir)
 	select {
@@ -235,7 +235,7 @@ func BenchmarkKill(b *testing.B) {
 	for b.Loop() {
 		dir := b.TempDir()
 		g := newGuard(b, nil)
-		c, err := g.StartCommand(b.Context(), child.Request{
+		c, err := g.StartCommand(b.Context(), child.Spec{
 			Path: "/bin/sh", Deadline: far(), Args: []string{"sh", "-c", `
 				i=0; while [ $i -lt 149 ]; do sleep 1000 & (setsid sleep 1000 &); i=$((i+1)); done; touch "$0"; sleep 1000`, dir + "/ready"},
 		})

@@ -17,14 +17,14 @@ import (
 )
 
 // left is a command whose pglead is gone, and the server's end of its socket.
-func left(t *testing.T, req child.Request, before func(here *net.TCPConn)) (guard int, there net.Conn) {
+func left(t *testing.T, spec child.Spec, before func(here *net.TCPConn)) (guard int, there net.Conn) {
 	t.Helper()
 	here, there := socketPair(t)
 	if before != nil {
 		before(here)
 	}
 	dir := t.TempDir()
-	c := startRoleWith(t, here, req, "sleep", dir)
+	c := startRoleWith(t, here, spec, "sleep", dir)
 	awaitRecords(dir, 1)
 	_ = here.Close()
 	child.HangUp(c)
@@ -34,7 +34,7 @@ func left(t *testing.T, req child.Request, before func(here *net.TCPConn)) (guar
 // TestReleasedOnce: a guard whose pglead is gone writes the release once, also if the session goes
 // on, and then ends, whatever the server says.
 func TestReleasedOnce(t *testing.T) {
-	guard, there := left(t, child.Request{Release: []byte("bye")}, nil)
+	guard, there := left(t, child.Spec{Release: []byte("bye")}, nil)
 	go func() {
 		for err := error(nil); err == nil; {
 			_, err = there.Write(make([]byte, 1<<20))
@@ -67,7 +67,7 @@ func TestReleaseWaits(t *testing.T) {
 // fill the socket, and what the server gets.
 func releaseIntoFull(t *testing.T) (before int, said []byte) {
 	t.Helper()
-	guard, there := left(t, child.Request{Release: []byte("bye"), ReleaseEndsSession: true}, func(here *net.TCPConn) {
+	guard, there := left(t, child.Spec{Release: []byte("bye"), ReleaseEndsSession: true}, func(here *net.TCPConn) {
 		for n := 1; n > 0; before += n {
 			if err := here.SetWriteDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
 				t.Fatal(err)
@@ -92,7 +92,7 @@ func releaseIntoFull(t *testing.T) (before int, said []byte) {
 // busy machine may need several tries.
 func TestReleaseStaysOpen(t *testing.T) {
 	for range 10 {
-		_, there := left(t, child.Request{Release: []byte("bye"), ReleaseEndsSession: true}, nil)
+		_, there := left(t, child.Spec{Release: []byte("bye"), ReleaseEndsSession: true}, nil)
 		if err := there.SetReadDeadline(time.Now().Add(patience)); err != nil {
 			t.Fatal(err)
 		}

@@ -17,7 +17,7 @@ package child
 // They share a control group, which is empty between two of them.
 
 // Idle says whether the guard can start a command. A new one can. After a command it can with
-// Request.KeepGuard, if the command ended by itself within an instant and left nothing behind, and
+// Spec.KeepGuard, if the command ended by itself within an instant and left nothing behind, and
 // nobody gave an order; Child.Done must be closed by then. An idle guard has to be used or closed.
 // No nil guard is idle.
 func (g *Guard) Idle() bool { return g != nil && g.idle }

@@ -21,19 +21,19 @@ import (
 
 // usedGuard returns a guard that has had a command and can have another one. during, unless nil, is
 // called while the command runs. On a busy machine it may take several guards to get one.
-func usedGuard(t *testing.T, socket syscall.Conn, req child.Request, during func(*child.Child)) *child.Guard {
+func usedGuard(t *testing.T, socket syscall.Conn, spec child.Spec, during func(*child.Child)) *child.Guard {
 	t.Helper()
 	if tty, err := os.Open("/dev/tty"); err == nil {
 		_ = tty.Close()
 		t.Skip("NOT TESTED: the reuse of a guard: with a terminal each command has a guard of its own")
 	}
-	if req.Path == "" {
-		req.Path, req.Args = "/bin/true", []string{"true"}
+	if spec.Path == "" {
+		spec.Path, spec.Args = "/bin/true", []string{"true"}
 	}
-	req.Deadline, req.KeepGuard = far(), true
+	spec.Deadline, spec.KeepGuard = far(), true
 	for began := time.Now(); time.Since(began) < patience; {
 		g := newGuard(t, socket)
-		c, err := g.StartCommand(t.Context(), req)
+		c, err := g.StartCommand(t.Context(), spec)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,12 +53,12 @@ func usedGuard(t *testing.T, socket syscall.Conn, req child.Request, during func
 }
 
 // startAgain starts a command under a guard that has had one before.
-func startAgain(t *testing.T, g *child.Guard, req child.Request, role string, args ...string) *child.Child {
+func startAgain(t *testing.T, g *child.Guard, spec child.Spec, role string, args ...string) *child.Child {
 	t.Helper()
 	guard := child.UnusedPID(g)
-	req = roleRequest(req, role, args...)
-	req.KeepGuard = true
-	c, err := g.StartCommand(t.Context(), req)
+	spec = roleSpec(spec, role, args...)
+	spec.KeepGuard = true
+	c, err := g.StartCommand(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,11 +77,11 @@ func startAgain(t *testing.T, g *child.Guard, req child.Request, role string, ar
 
 // TestStoppedBetweenCommands: a guard that was stopped after a command is woken for the next.
 func TestStoppedBetweenCommands(t *testing.T) {
-	g := usedGuard(t, nil, child.Request{}, nil)
+	g := usedGuard(t, nil, child.Spec{}, nil)
 	if err := unix.Kill(child.UnusedPID(g), unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if r := await(t, startAgain(t, g, child.Request{}, "exit", "7")); r.Status.ExitStatus() != 7 {
+	if r := await(t, startAgain(t, g, child.Spec{}, "exit", "7")); r.Status.ExitStatus() != 7 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -100,7 +100,7 @@ func TestReusedGuardLeavesNoTrace(t *testing.T) {
 	dir := t.TempDir()
 	looks := func(g *child.Guard, name string) string {
 		file := filepath.Join(dir, name)
-		c, err := g.StartCommand(t.Context(), child.Request{
+		c, err := g.StartCommand(t.Context(), child.Spec{
 			Path: "/bin/sh", Args: []string{"sh", "-c", look, file}, Env: []string{"PATH=" + os.Getenv("PATH"), "ALONE=1"},
 			Deadline: far(), KeepGuard: true,
 		})
@@ -118,7 +118,7 @@ func TestReusedGuardLeavesNoTrace(t *testing.T) {
 		return regexp.MustCompile(`/proc/\d+/`).ReplaceAllString(string(text), "/proc/N/")
 	}
 	first := looks(newGuard(t, nil), "first")
-	second := looks(usedGuard(t, nil, child.Request{
+	second := looks(usedGuard(t, nil, child.Spec{
 		Path: "/bin/sh", Env: []string{"LEFT=1"},
 		Args: []string{"sh", "-c", "umask 077; ulimit -n 50; cd /; trap '' TERM HUP USR1; exec 9>/dev/null; export LEFT=1"},
 	}, nil), "second")
@@ -138,7 +138,7 @@ func TestCommandHasItsSlack(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "slack")
 	g := newGuard(t, nil)
-	c, err := g.StartCommand(t.Context(), child.Request{
+	c, err := g.StartCommand(t.Context(), child.Spec{
 		Path: "/bin/sh", Args: []string{"sh", "-c", `cat /proc/self/timerslack_ns >"$0"`, file}, Env: []string{"PATH=" + os.Getenv("PATH")}, Deadline: far(),
 	})
 	if err != nil {
@@ -158,10 +158,10 @@ func TestUnusualEndsTheGuard(t *testing.T) {
 		"a long command":   "sleep 0.1",
 		"an order":         "trap 'exit 0' USR1; while :; do :; done",
 	} {
-		g := usedGuard(t, nil, child.Request{}, nil)
+		g := usedGuard(t, nil, child.Spec{}, nil)
 		guard := child.UnusedPID(g)
 		dir := t.TempDir()
-		c, err := g.StartCommand(t.Context(), child.Request{
+		c, err := g.StartCommand(t.Context(), child.Spec{
 			Path: "/bin/sh", Args: []string{"sh", "-c", "touch " + dir + "/1; " + script},
 			Deadline: far(), KeepGuard: true,
 		})
@@ -196,13 +196,13 @@ func TestUnusualEndsTheGuard(t *testing.T) {
 // guard.
 func TestOrdersAreNotForTheNext(t *testing.T) {
 	var old *child.Child
-	g := usedGuard(t, nil, child.Request{}, func(c *child.Child) {
+	g := usedGuard(t, nil, child.Spec{}, func(c *child.Child) {
 		old = c
 		c.Renew(boottime.Now().Add(3 * time.Hour))
 	})
 	deadline := boottime.Now().Add(2 * time.Second)
 	dir := t.TempDir()
-	c := startAgain(t, g, child.Request{Deadline: deadline}, "deaf", dir)
+	c := startAgain(t, g, child.Spec{Deadline: deadline}, "deaf", dir)
 	old.Kill()
 	old.TellLost()
 	old.Signal(unix.SIGKILL)
@@ -233,8 +233,8 @@ func TestReusedGuardKills(t *testing.T) {
 		},
 	} {
 		dir := t.TempDir()
-		g := usedGuard(t, nil, child.Request{}, nil)
-		c := startAgain(t, g, child.Request{}, "tree", dir, fmt.Sprint(breadth))
+		g := usedGuard(t, nil, child.Spec{}, nil)
+		c := startAgain(t, g, child.Spec{}, "tree", dir, fmt.Sprint(breadth))
 		pids := awaitRecords(dir, treeSize(breadth))
 		ending := kill(c)
 		r := await(t, c)
@@ -249,7 +249,7 @@ func TestReusedGuardKills(t *testing.T) {
 func TestReusedGuardSeesEnd(t *testing.T) {
 	here, there := socketPair(t)
 	dir := t.TempDir()
-	c := startAgain(t, usedGuard(t, here, child.Request{}, nil), child.Request{}, "tree", dir, "3")
+	c := startAgain(t, usedGuard(t, here, child.Spec{}, nil), child.Spec{}, "tree", dir, "3")
 	pids := awaitRecords(dir, treeSize(3))
 	if err := there.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
@@ -266,7 +266,7 @@ func TestReusedGuardSeesEnd(t *testing.T) {
 func TestSocketClosedBeforeStart(t *testing.T) {
 	for name, guard := range map[string]func(socket syscall.Conn) *child.Guard{
 		"first":  func(socket syscall.Conn) *child.Guard { return newGuard(t, socket) },
-		"second": func(socket syscall.Conn) *child.Guard { return usedGuard(t, socket, child.Request{}, nil) },
+		"second": func(socket syscall.Conn) *child.Guard { return usedGuard(t, socket, child.Spec{}, nil) },
 	} {
 		here, there := socketPair(t)
 		g := guard(here)
@@ -274,7 +274,7 @@ func TestSocketClosedBeforeStart(t *testing.T) {
 			t.Fatal(err)
 		}
 		file := filepath.Join(t.TempDir(), "started")
-		c, err := g.StartCommand(t.Context(), child.Request{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: far()})
+		c, err := g.StartCommand(t.Context(), child.Spec{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: far()})
 		if !errors.Is(err, child.ErrLeaseOver) {
 			t.Errorf("%s: %v, want ErrLeaseOver", name, err)
 		}
@@ -292,12 +292,12 @@ func TestSocketClosedBeforeStart(t *testing.T) {
 func TestReusedGuardReleases(t *testing.T) {
 	for _, release := range []string{"the second's", ""} {
 		here, there := socketPair(t)
-		g := usedGuard(t, here, child.Request{Release: []byte("the first's"), ReleaseEndsSession: true}, nil)
+		g := usedGuard(t, here, child.Spec{Release: []byte("the first's"), ReleaseEndsSession: true}, nil)
 		if release == "" {
 			g.Close()
 		} else {
 			dir := t.TempDir()
-			c := startAgain(t, g, child.Request{Release: []byte(release), ReleaseEndsSession: true}, "deaf", dir)
+			c := startAgain(t, g, child.Spec{Release: []byte(release), ReleaseEndsSession: true}, "deaf", dir)
 			awaitRecords(dir, 1)
 			child.HangUp(c)
 			await(t, c)
@@ -318,22 +318,22 @@ func TestReusedGuardReleases(t *testing.T) {
 // writes the release, also if the command was so brief that the guard could have another one.
 func TestAgainUntold(t *testing.T) {
 	for range 10 { // on a busy machine not every command is brief
-		releasesFor(t, child.Request{KeepGuard: true}, child.VanishUntold)
+		releasesFor(t, child.Spec{KeepGuard: true}, child.VanishUntold)
 	}
 }
 
 // TestVanishStarting: when this process is gone before it has read that the command has started, the
 // guard kills the command, and writes the release.
-func TestVanishStarting(t *testing.T) { releasesFor(t, child.Request{}, child.VanishStarting) }
+func TestVanishStarting(t *testing.T) { releasesFor(t, child.Spec{}, child.VanishStarting) }
 
 // releasesFor fails unless the guard of `true` writes the release for this process, which vanishes.
-func releasesFor(t *testing.T, req child.Request, vanish func(*child.Guard, child.Request) error) {
+func releasesFor(t *testing.T, spec child.Spec, vanish func(*child.Guard, child.Spec) error) {
 	t.Helper()
 	here, there := socketPair(t)
-	req.Release, req.ReleaseEndsSession = []byte("bye"), true
-	req = roleRequest(req, "exit", "0")
-	req.Path, req.Args = "/bin/true", []string{"true"}
-	if err := vanish(newGuard(t, here), req); err != nil {
+	spec.Release, spec.ReleaseEndsSession = []byte("bye"), true
+	spec = roleSpec(spec, "exit", "0")
+	spec.Path, spec.Args = "/bin/true", []string{"true"}
+	if err := vanish(newGuard(t, here), spec); err != nil {
 		t.Fatal(err)
 	}
 	_ = here.Close()
@@ -348,20 +348,20 @@ func releasesFor(t *testing.T, req child.Request, vanish func(*child.Guard, chil
 // TestManyRenewals: the deadlines that brief commands leave in the pipe do not keep those of a long
 // command after them out of it.
 func TestManyRenewals(t *testing.T) {
-	g := usedGuard(t, nil, child.Request{}, nil)
+	g := usedGuard(t, nil, child.Spec{}, nil)
 	for n := range 20 {
-		c := startAgain(t, g, child.Request{}, "exit", "0")
+		c := startAgain(t, g, child.Spec{}, "exit", "0")
 		for i := range 1000 {
 			c.Renew(far().Add(time.Duration(n*1000+i) * time.Second))
 		}
 		await(t, c)
 		if !g.Idle() {
-			g = usedGuard(t, nil, child.Request{}, nil)
+			g = usedGuard(t, nil, child.Spec{}, nil)
 		}
 	}
 	deadline := boottime.Now().Add(time.Second)
 	dir := t.TempDir()
-	c := startAgain(t, g, child.Request{Deadline: deadline}, "catch", dir)
+	c := startAgain(t, g, child.Spec{Deadline: deadline}, "catch", dir)
 	c.Renew(far())
 	awaitRecords(dir, 1)
 	for boottime.Now() < deadline.Add(100*time.Millisecond) {

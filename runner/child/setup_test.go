@@ -86,7 +86,7 @@ func play(role string, args []string) int {
 		}
 		g, err := parent.StartGuard(nil)
 		if err == nil && args[1] == "run" {
-			_, err = g.StartCommand(context.Background(), roleRequest(child.Request{LostGrace: time.Hour, MostGrace: time.Hour}, "deaf", args[0]))
+			_, err = g.StartCommand(context.Background(), roleSpec(child.Spec{LostGrace: time.Hour, MostGrace: time.Hour}, "deaf", args[0]))
 		}
 		if err != nil {
 			panic(err)
@@ -165,29 +165,29 @@ func newGuard(tb testing.TB, socket syscall.Conn) *child.Guard {
 	return g
 }
 
-func startRole(t *testing.T, req child.Request, role string, args ...string) *child.Child {
+func startRole(t *testing.T, spec child.Spec, role string, args ...string) *child.Child {
 	t.Helper()
-	return startRoleWith(t, nil, req, role, args...)
+	return startRoleWith(t, nil, spec, role, args...)
 }
 
-// roleRequest is req for a command that is one of this test binary's roles.
-func roleRequest(req child.Request, role string, args ...string) child.Request {
-	req.Path = "/proc/self/exe"
-	req.Args = append([]string{"command"}, args...)
-	req.Env = append(os.Environ(), "CHILD_TEST_ROLE="+role)
-	if req.Deadline == 0 {
-		req.Deadline = far()
+// roleSpec is spec for a command that is one of this test binary's roles.
+func roleSpec(spec child.Spec, role string, args ...string) child.Spec {
+	spec.Path = "/proc/self/exe"
+	spec.Args = append([]string{"command"}, args...)
+	spec.Env = append(os.Environ(), "CHILD_TEST_ROLE="+role)
+	if spec.Deadline == 0 {
+		spec.Deadline = far()
 	}
-	if req.GuardPatience == 0 {
-		req.GuardPatience = 2 * time.Second
+	if spec.GuardPatience == 0 {
+		spec.GuardPatience = 2 * time.Second
 	}
-	return req
+	return spec
 }
 
-func startRoleWith(t *testing.T, socket syscall.Conn, req child.Request, role string, args ...string) *child.Child {
+func startRoleWith(t *testing.T, socket syscall.Conn, spec child.Spec, role string, args ...string) *child.Child {
 	t.Helper()
 	g := newGuard(t, socket)
-	c, err := g.StartCommand(t.Context(), roleRequest(req, role, args...))
+	c, err := g.StartCommand(t.Context(), roleSpec(spec, role, args...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,15 +202,15 @@ func startRoleWith(t *testing.T, socket syscall.Conn, req child.Request, role st
 // child, and the daemons.
 func treeSize(breadth int) int { return breadth + 2 }
 
-func startTree(t *testing.T, req child.Request, breadth int) (*child.Child, []int) {
+func startTree(t *testing.T, spec child.Spec, breadth int) (*child.Child, []int) {
 	t.Helper()
-	return startTreeWith(t, nil, req, breadth)
+	return startTreeWith(t, nil, spec, breadth)
 }
 
-func startTreeWith(t *testing.T, socket syscall.Conn, req child.Request, breadth int) (*child.Child, []int) {
+func startTreeWith(t *testing.T, socket syscall.Conn, spec child.Spec, breadth int) (*child.Child, []int) {
 	t.Helper()
 	dir := t.TempDir()
-	c := startRoleWith(t, socket, req, "tree", dir, strconv.Itoa(breadth))
+	c := startRoleWith(t, socket, spec, "tree", dir, strconv.Itoa(breadth))
 	return c, awaitRecords(dir, treeSize(breadth))
 }
 

@@ -51,10 +51,10 @@ var (
 //
 // A guard that is stopped, or hangs, can't make this process keep the lock: StartCommand
 // returns by the deadline, and soon after the end of ctx, unless processes can't be killed
-// (Request.Unkillable).
-func (g *Guard) StartCommand(ctx context.Context, req Request) (*Child, error) {
+// (Spec.Unkillable).
+func (g *Guard) StartCommand(ctx context.Context, spec Spec) (*Child, error) {
 	g.idle = false
-	if boottime.Now() >= req.Deadline {
+	if boottime.Now() >= spec.Deadline {
 		g.Close()
 		return nil, ErrLeaseOver
 	}
@@ -63,7 +63,7 @@ func (g *Guard) StartCommand(ctx context.Context, req Request) (*Child, error) {
 		g.wake()
 	}
 	g.used = true
-	pid, born, err := g.requestStart(ctx, req)
+	pid, born, err := g.askToStart(ctx, spec)
 	var lookup *LookupError
 	switch {
 	case errors.As(err, &lookup), errors.Is(err, ErrLeaseOver):
@@ -72,7 +72,7 @@ func (g *Guard) StartCommand(ctx context.Context, req Request) (*Child, error) {
 	case err != nil:
 		// The guard may have died, or been stopped, after it started the command.
 		g.sigkill()
-		g.parent.killInPlaceOf(g, req.Unkillable)
+		g.parent.killInPlaceOf(g, spec.Unkillable)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = errGuardSilent
 			if ctx.Err() != nil {
@@ -82,29 +82,29 @@ func (g *Guard) StartCommand(ctx context.Context, req Request) (*Child, error) {
 		return nil, err
 	}
 	c := &Child{
-		guard: g, req: req, pid: pid, born: born, renewed: req.Deadline,
+		guard: g, spec: spec, pid: pid, born: born, renewed: spec.Deadline,
 		events: make(chan Event, 16), done: make(chan struct{}),
 	}
 	go c.listen()
 	return c, nil
 }
 
-// interruptedPatience is how long requestStart waits for an answer after ctx has ended.
+// interruptedPatience is how long askToStart waits for an answer after ctx has ended.
 const interruptedPatience = time.Second
 
-// requestStart sends the guard a request to start, and returns its answer.
-func (g *Guard) requestStart(ctx context.Context, req Request) (pid int, born boottime.Instant, err error) {
+// askToStart sends the guard a request to start, and returns its answer.
+func (g *Guard) askToStart(ctx context.Context, spec Spec) (pid int, born boottime.Instant, err error) {
 	timeOut := func(after time.Duration) { _ = g.control.SetDeadline(time.Now().Add(after)) }
-	timeOut(boottime.Until(req.Deadline))
+	timeOut(boottime.Until(spec.Deadline))
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(interrupted)
-		timeOut(min(interruptedPatience, boottime.Until(req.Deadline)))
+		timeOut(min(interruptedPatience, boottime.Until(spec.Deadline)))
 	})
-	err = writeMessage(g.control, msgStart, g.request(req))
+	err = writeMessage(g.control, msgStart, g.encoded(spec))
 	var answer startAnswer
 	if err == nil {
-		pid, born, err = g.awaitStart(&answer, req)
+		pid, born, err = g.awaitStart(&answer, spec)
 	}
 	// EPIPE: the guard's end was closed before the request was whole. ECONNRESET: it was closed
 	// while a part of the request was unread, as Linux says of such a socket (unix_release_sock).
@@ -121,19 +121,19 @@ func (g *Guard) requestStart(ctx context.Context, req Request) (pid int, born bo
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		// If this process was stopped, the answer has arrived by now.
 		timeOut(10 * time.Millisecond)
-		pid, born, err = g.awaitStart(&answer, req)
+		pid, born, err = g.awaitStart(&answer, spec)
 	}
 	_ = g.control.SetDeadline(time.Time{})
 	return pid, born, err
 }
 
-func (g *Guard) request(req Request) []byte {
-	req.KeepGuard = req.KeepGuard && g.parent.noTerminal()
-	return req.encode()
+func (g *Guard) encoded(spec Spec) []byte {
+	spec.KeepGuard = spec.KeepGuard && g.parent.noTerminal()
+	return spec.encode()
 }
 
 // awaitStart reads the answer to a start request, or the rest of it.
-func (g *Guard) awaitStart(answer *startAnswer, req Request) (pid int, born boottime.Instant, err error) {
+func (g *Guard) awaitStart(answer *startAnswer, spec Spec) (pid int, born boottime.Instant, err error) {
 	k, n, born, err := answer.read(g.control)
 	switch {
 	case err != nil:
@@ -145,11 +145,11 @@ func (g *Guard) awaitStart(answer *startAnswer, req Request) (pid int, born boot
 		errno := syscall.Errno(n)
 		missing := errno == syscall.ENOENT
 		if missing {
-			if err := interpreted(req.Path); err != nil {
+			if err := interpreted(spec.Path); err != nil {
 				return 0, 0, err
 			}
 		}
-		return 0, 0, &LookupError{Name: req.Args[0], NotFound: missing, err: errno}
+		return 0, 0, &LookupError{Name: spec.Args[0], NotFound: missing, err: errno}
 	case k != msgStarted:
 		return 0, 0, errors.New("the guard process answers nonsense")
 	}

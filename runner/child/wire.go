@@ -21,7 +21,7 @@ type kind byte
 
 const (
 	// from pglead
-	msgStart  kind = 'S' // a Request
+	msgStart  kind = 'S' // a Spec
 	msgSignal kind = 'G' // int64: a signal for the command
 	msgKill   kind = 'K' // kill the tree
 	msgLost   kind = 'L' // the lock is lost: kill the tree, after the grace
@@ -108,7 +108,7 @@ func number(body []byte) int64 {
 	return int64(binary.BigEndian.Uint64(body))
 }
 
-// startNumbers are the fields of a Request that have a fixed size.
+// startNumbers are the fields of a Spec that have a fixed size.
 type startNumbers struct {
 	Deadline                                                      boottime.Instant
 	LostGrace, MostGrace, SocketLinger                            time.Duration
@@ -118,12 +118,12 @@ type startNumbers struct {
 // encode is the request as a message. It has the command's argv and environment, since ps shows the
 // guard's own arguments, and the guard's own environment is for its Go runtime. GuardPatience does
 // not go over the wire: only pglead needs it.
-func (req *Request) encode() []byte {
+func (spec *Spec) encode() []byte {
 	b, _ := binary.Append(nil, binary.BigEndian, startNumbers{
-		req.Deadline, req.LostGrace, req.MostGrace, req.SocketLinger,
-		req.WaitForLeftovers, req.ReleaseEndsSession, req.SharesSocket, req.KeepGuard,
+		spec.Deadline, spec.LostGrace, spec.MostGrace, spec.SocketLinger,
+		spec.WaitForLeftovers, spec.ReleaseEndsSession, spec.SharesSocket, spec.KeepGuard,
 	})
-	for _, list := range [][]string{{req.Path, string(req.Release)}, req.Args, req.Env} {
+	for _, list := range [][]string{{spec.Path, string(spec.Release)}, spec.Args, spec.Env} {
 		b = binary.AppendUvarint(b, uint64(len(list)))
 		for _, s := range list {
 			b = binary.AppendUvarint(b, uint64(len(s)))
@@ -135,7 +135,7 @@ func (req *Request) encode() []byte {
 
 var errMalformed = errors.New("malformed message")
 
-func (req *Request) decode(b []byte) error {
+func (spec *Spec) decode(b []byte) error {
 	var n startNumbers
 	used, err := binary.Decode(b, binary.BigEndian, &n)
 	if err != nil {
@@ -143,7 +143,7 @@ func (req *Request) decode(b []byte) error {
 	}
 	b = b[used:]
 	var single []string
-	for _, list := range []*[]string{&single, &req.Args, &req.Env} {
+	for _, list := range []*[]string{&single, &spec.Args, &spec.Env} {
 		count, used := binary.Uvarint(b)
 		if used <= 0 || count > uint64(len(b)) {
 			return errMalformed
@@ -162,9 +162,9 @@ func (req *Request) decode(b []byte) error {
 	if len(single) != 2 || len(b) != 0 {
 		return errMalformed
 	}
-	req.Deadline, req.LostGrace, req.MostGrace, req.SocketLinger = n.Deadline, n.LostGrace, n.MostGrace, n.SocketLinger
-	req.WaitForLeftovers, req.ReleaseEndsSession, req.SharesSocket, req.KeepGuard = n.WaitForLeftovers, n.ReleaseEndsSession, n.SharesSocket, n.KeepGuard
-	req.Path, req.Release = single[0], []byte(single[1])
+	spec.Deadline, spec.LostGrace, spec.MostGrace, spec.SocketLinger = n.Deadline, n.LostGrace, n.MostGrace, n.SocketLinger
+	spec.WaitForLeftovers, spec.ReleaseEndsSession, spec.SharesSocket, spec.KeepGuard = n.WaitForLeftovers, n.ReleaseEndsSession, n.SharesSocket, n.KeepGuard
+	spec.Path, spec.Release = single[0], []byte(single[1])
 	return nil
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 func TestStartRequestSurvivesTheWire(t *testing.T) {
-	for _, want := range []Request{
+	for _, want := range []Spec{
 		{Path: "/bin/true", Args: []string{"true"}, Env: []string{}, Release: []byte{}},
 		{
 			Path: "/bin/echo", Args: []string{"echo", "", "a\nb", "日本"}, Env: []string{"A=1", "B="}, Deadline: 1 << 60, LostGrace: 5, MostGrace: 4,
@@ -26,7 +26,7 @@ func TestStartRequestSurvivesTheWire(t *testing.T) {
 		if err != nil || k != msgStart {
 			t.Fatalf("read %c: %v", k, err)
 		}
-		var got Request
+		var got Spec
 		if err := got.decode(body); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v became %+v, %v", want, got, err)
 		}
@@ -35,15 +35,15 @@ func TestStartRequestSurvivesTheWire(t *testing.T) {
 
 // FuzzDecode: whatever arrives, decoding neither panics nor invents anything.
 func FuzzDecode(f *testing.F) {
-	f.Add((&Request{Path: "/bin/true", Args: []string{"true"}, Env: []string{"A=1"}}).encode())
+	f.Add((&Spec{Path: "/bin/true", Args: []string{"true"}, Env: []string{"A=1"}}).encode())
 	f.Add((&doneReport{Result{Ending: ByOrder, Status: 9, Killed: 3}, true}).encode())
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, body []byte) {
-		var req Request
-		if req.decode(body) == nil {
-			var again Request
-			if err := again.decode(req.encode()); err != nil || !reflect.DeepEqual(req, again) {
-				t.Errorf("%+v became %+v, %v", req, again, err)
+		var spec Spec
+		if spec.decode(body) == nil {
+			var again Spec
+			if err := again.decode(spec.encode()); err != nil || !reflect.DeepEqual(spec, again) {
+				t.Errorf("%+v became %+v, %v", spec, again, err)
 			}
 		}
 		var done doneReport

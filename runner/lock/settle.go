@@ -41,7 +41,7 @@ import (
 // The heartbeat does not look for requests to step down until the caller makes it do so
 // (Held.checkForStepDown, List.checkForStepDowns).
 //
-// Only hooks (instance.runHook) and the trial of doctor (tryGuard, package child) have a guard
+// Only hooks (process.runHook) and the trial of doctor (tryGuard, package child) have a guard
 // start something without a lock.
 func (b *bid) settle(ctx context.Context) (*Held, error) {
 	if !b.complete() {

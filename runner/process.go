@@ -14,8 +14,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// instance is this process of pglead: it has what all of its runs share.
-type instance struct {
+// process is this process of pglead: it has what all of its runs share.
+type process struct {
 	parent    *child.Parent    // of guards, and of what dead ones leave behind
 	caught    <-chan os.Signal // for the command, or for this process to end
 	catching  <-chan struct{}  // is closed once signals are caught
@@ -25,30 +25,30 @@ type instance struct {
 }
 
 // begin prepares this process for commands and signals.
-func begin(cfg Config) (*instance, error) {
+func begin(cfg Config) (*process, error) {
 	parent, err := child.NewParent(cfg.Stdin)
 	if err != nil {
 		return nil, err
 	}
 	parent.ReapOrphans()
-	i := &instance{parent: parent}
-	i.caught, i.catching = child.CatchSignals()
-	return i, nil
+	p := &process{parent: parent}
+	p.caught, p.catching = child.CatchSignals()
+	return p, nil
 }
 
 // newGuard starts a guard that holds the session's socket.
-func (i *instance) newGuard(s *session.Session) (*child.Guard, error) {
+func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
 	socket, ok := s.Socket().(syscall.Conn)
 	if !ok {
 		return nil, fmt.Errorf("the lock's connection (%T) has no descriptor for the guard", s.Socket())
 	}
-	return i.parent.StartGuard(socket)
+	return p.parent.StartGuard(socket)
 }
 
 // sleep pauses without a lock, unless a signal asks this process to end.
-func (i *instance) sleep(cfg Config, d time.Duration) error {
+func (p *process) sleep(cfg Config, d time.Duration) error {
 	cfg.Lock.SayTrying(d)
-	ctx, taker := interruptible(i.caught)
+	ctx, taker := interruptible(p.caught)
 	if d > 0 {
 		cfg.CommandObserver.sayNextTry(time.Now().Add(d))
 		pace.Sleep(ctx, d)
