@@ -138,8 +138,8 @@ func TestUnkillableHook(t *testing.T) {
 		t.Fatalf("the hook does not read: %v; %s", err, said)
 	}
 	_ = writer.Close()
-	unnumbered := regexp.MustCompile(`\(\d+\)`).ReplaceAllString(string(said), "(N)")
-	const want = `pglead: hook: --on-acquired: these processes can't be killed: cat (N)
+	unnumbered := regexp.MustCompile(`\(\d+,`).ReplaceAllString(string(said), "(N,")
+	const want = `pglead: hook: --on-acquired: these processes can't be killed: cat (N, another user's)
 pglead: hook: --on-acquired: not waited for any longer, since it can't be killed: it has had 20s
 later
 `
@@ -175,7 +175,7 @@ func TestUnkillableUnseen(t *testing.T) {
 	}
 	says(t, said.String(), `pglead: unseen: the command ran for all of the 3s that --timeout allows; sending SIGTERM\n`+
 		`pglead: unseen: the command did not end after SIGTERM; killing it and all that it started\n`+
-		`pglead: unseen: these processes can't be killed, and the lock stays held while they live: one that /proc hides \(\d+\)\n`)
+		`pglead: unseen: these processes can't be killed, and the lock stays held while they live: one that /proc hides \(\d+, another user's\)\n`)
 }
 
 // TestUnkillableAfterLoss: of a lock that is lost nobody says that it stays held.
@@ -209,7 +209,7 @@ func TestUnkillableAfterLoss(t *testing.T) {
 					t.Error("not reported before the loss")
 				}
 				want = `pglead: suid: the command did not end after SIGTERM; killing it and all that it started\n` +
-					`pglead: suid: these processes can't be killed, ` + held + `: sleep \(\d+\)\n`
+					`pglead: suid: these processes can't be killed, ` + held + `: sleep \(\d+, another user's\)\n`
 			}
 			_ = syscall.Kill(backend, syscall.SIGTERM)
 			if !complained(lost) {
@@ -220,7 +220,7 @@ func TestUnkillableAfterLoss(t *testing.T) {
 			if code := cmd.ProcessState.ExitCode(); code != 76 {
 				t.Errorf("status %d, want 76", code)
 			}
-			says(t, said.String(), want+`pglead: suid: these processes can't be killed, `+lost+`: sleep \(\d+\)\npglead: suid: the lock in .* was lost .*\n`)
+			says(t, said.String(), want+`pglead: suid: these processes can't be killed, `+lost+`: sleep \(\d+, another user's\)\npglead: suid: the lock in .* was lost .*\n`)
 		})
 	}
 }

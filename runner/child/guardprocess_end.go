@@ -96,7 +96,7 @@ func (g *guardProcess) killRound() {
 	g.retryAt = time.Now().Add(min(retryFirst<<min(g.rounds, 10), retryMost))
 	if !g.unkillableReported && time.Since(g.killedAt) > unkillableAfter {
 		g.unkillableReported = true
-		g.tell(msgUnkillable, []byte(nameProcs(remains(nil))))
+		g.tell(msgUnkillable, []byte(nameProcs(remains(nil), proc.keptAlive)))
 	}
 }
 

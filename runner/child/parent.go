@@ -183,7 +183,8 @@ func (p *Parent) killInPlaceOf(g *Guard, unkillable func(names string)) (killed 
 func (p *Parent) nameOrphans(g *Guard) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return nameProcs(remains(slices.DeleteFunc(p.ownChildren(), func(pid int) bool { return pid == g.pid })))
+	own := slices.DeleteFunc(p.ownChildren(), func(pid int) bool { return pid == g.pid })
+	return nameProcs(remains(own), proc.keptAlive)
 }
 
 // killOrphans kills, in this round, what dead guards have left behind, and returns those children

@@ -24,14 +24,14 @@ import (
 
 // index says where to look for a test, by the beginnings of the files' names.
 const index = `
-command, lookup                 a command as it is found and started, its environment, signals and exit status
-kill, kill_linux, cgroup_linux  the end of the tree: kills, also without descriptors, the grace, leftovers, control groups
-pglead_gone_linux               pglead is killed, or stopped
-release_linux                   what a guard whose pglead is gone says to the server
-guard, guard_linux              the socket, a guard that is killed or stopped, and what doctor examines
-reuse_linux                     one guard for many commands
-wire, guardprocess_tell         what pglead and the guard say to each other
-setup, export                   for all tests
+command, lookup                      a command as it is found and started, its environment, signals and exit status
+kill, kill_linux, cgroup_linux       the end of the tree: kills, also without descriptors, the grace, leftovers, control groups
+pglead_gone_linux                    pglead is killed, or stopped
+release_linux                        what a guard whose pglead is gone says to the server
+guard, guard_linux                   the socket, a guard that is killed or stopped, and what doctor examines
+reuse_linux                          one guard for many commands
+wire, guardprocess_tell, tree_linux  what pglead and the guard say to each other, and of processes
+setup, export                        for all tests
 `
 
 func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }

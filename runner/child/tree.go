@@ -1,6 +1,7 @@
 package child
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -36,7 +37,7 @@ const (
 
 type proc struct {
 	pid, parent int
-	state       byte // as ps and proc(5) have it: Z is a zombie, T is stopped
+	state       byte // as ps and proc(5) have it: Z is a zombie, T is stopped, D waits uninterruptibly
 	threads     int
 	name        string
 }
@@ -131,8 +132,8 @@ func signalAll(list []proc, sig unix.Signal) {
 }
 
 // nameProcs names processes for a message: sleep (123), sh (124) and 3 more. It says whether a
-// process is dead but can't be reaped, and which process traces it.
-func nameProcs(list []proc) string {
+// process is dead but can't be reaped, which process traces it, and what more says of it.
+func nameProcs(list []proc, more ...func(proc) string) string {
 	const most = 5
 	var names []string
 	for i, p := range list {
@@ -146,9 +147,24 @@ func nameProcs(list []proc) string {
 		if by := tracer(p.pid); by != 0 {
 			name += fmt.Sprintf(", traced by process %d", by)
 		}
+		for _, says := range more {
+			name += says(p)
+		}
 		names = append(names, name+")")
 	}
 	return strings.Join(names, ", ")
+}
+
+// keptAlive says what keeps SIGKILL from ending a process, if that can be seen: it is another user's,
+// or in an uninterruptible wait, mostly for a disk or a network file system.
+func (p proc) keptAlive() string {
+	switch {
+	case errors.Is(unix.Kill(p.pid, 0), unix.EPERM):
+		return ", another user's"
+	case p.state == 'D':
+		return ", state D"
+	}
+	return ""
 }
 
 // withoutControls keeps the control characters of a process's name out of messages.
