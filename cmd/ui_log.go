@@ -98,7 +98,7 @@ func (h *textHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 		case "key":
 			with.key = a.Value.String()
 		case "item":
-			with.key += ": " + printable(a.Value.String())
+			with.key += ": " + printable(beginning(a.Value.String()))
 		default:
 			with.attrs = append(slices.Clip(with.attrs), a)
 		}

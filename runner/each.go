@@ -85,7 +85,6 @@ func (p *process) workOn(cfg EachConfig) (tally Tally, err error) {
 	e := &each{
 		process: p, cfg: cfg, cancel: cancel, stopReport: stopReport, warned: map[[2]string]bool{},
 		active: activeItems{byLock: map[lockkey.ID]*activeItem{}},
-		ends:   itemEnds{known: map[lockkey.ID]itemEnd{}},
 	}
 	stopped := make(chan struct{})
 	defer close(stopped)

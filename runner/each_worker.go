@@ -7,6 +7,8 @@ import (
 	"os"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
 )
@@ -260,13 +262,16 @@ func (w *worker) runItem(ctx context.Context, it *activeItem) (unreleased *activ
 	outcome, err := r.runCommand(ctx)
 	w.guard, w.brief = r.guard, r.guard.Idle() // its guard may be a second one, or nil: see startSupervised
 	it.logEnd(outcome, err)
-	ok := err == nil && !outcome.failed()
-	w.countEnd(r.supervision != nil || mayHaveRun(err), ok)
+	ok, ran := err == nil && !outcome.failed(), r.supervision != nil || mayHaveRun(err)
+	if errors.Is(err, unix.E2BIG) { // this item is too long for a command line; others need not be
+		ran, err = true, nil
+	}
+	w.countEnd(ran, ok)
 	lost := errors.As(err, new(*LockLostError)) || r.held.Err() != nil
 	switch {
 	case lost && err != nil: // the list tells the waiters of all such locks at its end
 		w.noteLost(it)
-	case lost, r.supervision == nil:
+	case lost, !ran:
 		r.finish(err)
 	default:
 		w.ends.add(it.name(), itemEnd{ok: ok, here: true})
@@ -289,13 +294,17 @@ func (w *worker) newItem(item string) *activeItem {
 	return it
 }
 
-// logEnd logs that an item's command failed, or was killed because its lock was lost. The list
-// itself ends with the error of one command, but others may have been killed, too.
+// logEnd logs that an item's command failed, or was killed because its lock was lost or its guard
+// died. The list itself ends with the error of one command, but others may have been killed, too.
 func (it *activeItem) logEnd(outcome Outcome, err error) {
 	lost := (*LockLostError)(nil)
 	switch {
 	case errors.As(err, &lost):
 		it.log.Error("the lock was lost: "+lost.What, "event", "failed")
+	case mayHaveRun(err):
+		it.log.Error(err.Error(), "event", "failed")
+	case errors.Is(err, unix.E2BIG):
+		it.log.Warn("the command failed: "+err.Error(), "event", "failed")
 	case err == nil && outcome.badStatus() && !outcome.Asked.Has(ByTimeout|ByStepDown): // these have already been logged
 		it.log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
 	}

@@ -27,6 +27,7 @@ type Held struct {
 	stepDownPending atomic.Bool
 	stepDowns       chan StepDown           // the first request
 	renewed         <-chan boottime.Instant // the item's share of the session's deadlines, in a list
+	tellsList       []string                // the queries by which the release tells the others on the list
 
 	unrecorded bool      // the ledger lacks the run under a lock, and no warning has said so yet
 	abandoned  bool      // a record got no answer, and the ledger may have it
@@ -160,15 +161,15 @@ func (h *Held) Close() {
 	}
 }
 
-// releaseQueries are the queries that await arriving waiters, show and announce the end, end the
-// call and, as the last one, free the locks.
+// releaseQueries are the queries that await arriving waiters, show and announce the end, tell the
+// others on a list, end the call and, as the last one, free the locks.
 func (h *Held) releaseQueries() []string {
 	queries := h.awaitArrivalsQueries()
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
 	if h.showsEnd && !h.cfg.Claim.Shared {
 		queries = append(queries, h.showEndQuery())
 	}
-	return slices.Concat(queries, h.announceEndQueries(), selectQueries(h.leaveSQL()), []string{h.unlockQuery()})
+	return slices.Concat(queries, h.announceEndQueries(), h.tellsList, selectQueries(h.leaveSQL()), []string{h.unlockQuery()})
 }
 
 func (b *bid) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(b.Locks()) }

@@ -28,6 +28,15 @@ func (l *List) endSQL(h *Held) string {
 	return notifySQL(l.channel(), "'"+lockkey.SipHash24(h.cfg.Claim.Key(0)).String()+" "+end+"'")
 }
 
+// tellQueries tell the other workers on the list of an end, in a release. They come after the record
+// in the ledger: whoever takes an item as done must not leave one behind that the ledger calls lost.
+func (l *List) tellQueries(h *Held) []string {
+	if !l.cfg.announces() {
+		return nil
+	}
+	return []string{"SELECT " + asyncCommitSQL + ", " + l.endSQL(h)}
+}
+
 // listenForEnds makes the session's reader call heard with each end of a list's item that another
 // session tells from now on; item is the SipHash of its key.
 func (l *List) listenForEnds(ctx context.Context, heard func(item lockkey.ID, ok bool)) error {

@@ -71,3 +71,39 @@ func TestRejectedListen(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// TestListHearsAfterRecord: others on the list hear of an item's end once the ledger has it. If this
+// process were killed in between, they would take an item as done that the ledger calls lost.
+func TestListHearsAfterRecord(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(leased(config(t, dsn, lock.Claim{}), longest))
+	heard := make(chan bool, 1)
+	hearer, err := lock.OpenList(t.Context(), cfg, id(1), func(_ lockkey.ID, ok bool) { heard <- ok })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(hearer.Close)
+	l := openList(t, cfg)
+	a := takeItem(t, l, cfg, 7, false)
+	ended(settleItem(t, a), ledger.OK)
+	owner := plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock")
+	released := make(chan error)
+	go func() {
+		releaseErr, _ := l.Exchange(a, nil)
+		released <- releaseErr
+	}()
+	eventually(t, "the record waits for the table", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%finish_1%'")[0] == "1"
+	})
+	if len(heard) > 0 {
+		t.Error("the end is heard before the ledger has it")
+	}
+	run(t, owner, "ROLLBACK")
+	if err := <-released; err != nil {
+		t.Fatal(err)
+	}
+	if ok := <-heard; !ok || rows(t, server) != "nightly ok f t f" {
+		t.Errorf("heard %t; the row: %s", ok, rows(t, server))
+	}
+}

@@ -26,7 +26,8 @@ func (l *List) Exchange(last, next *Attempt) (releaseErr, tryErr error) {
 	case last.held.endFits():
 		ended = last.held
 	default:
-		releaseErr = last.release(ctx)
+		last.held.tellsList = l.tellQueries(last.held)
+		releaseErr = last.held.Release(ctx)
 	}
 	if next != nil && next.bid.tryFits() {
 		wanted = next.bid
@@ -45,15 +46,6 @@ func (l *List) Exchange(last, next *Attempt) (releaseErr, tryErr error) {
 		_, tryErr = next.bid.try(ctx)
 	}
 	return releaseErr, tryErr
-}
-
-// release releases a lock outside an exchange.
-func (a *Attempt) release(ctx context.Context) error {
-	if a.bid.cfg.announces() {
-		// If that fails, the session is lost, or at worst somebody else runs the item again.
-		_, _ = a.list.Session.Query(ctx, "SELECT "+asyncCommitSQL+", "+a.list.endSQL(a.held))
-	}
-	return a.held.Release(ctx)
 }
 
 // endFits says whether the locks can be released in an exchange: the ledger has nothing to
