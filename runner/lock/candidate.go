@@ -34,6 +34,8 @@ type wait struct {
 	// session.
 	former struct{ ticket, backend uint32 } // ticket 0: nowhere
 
+	unended unended // starts of which an earlier session has heard
+
 	// Between attempts to connect (see pause):
 	since             time.Time // when the last session was lost, or the attempts began
 	backoff, rejected *pace.Backoff
@@ -125,6 +127,7 @@ func (c *Candidate) acquireOnce(ctx context.Context, prepare Prepare) (*Held, er
 	c.wait.returning = true
 	held, err := w.acquire(ctx)
 	if err != nil {
+		c.wait.unended = w.listener.openStarts()
 		if w.place.everJoined() && w.place.ticket != 0 {
 			c.wait.former.ticket, c.wait.former.backend = w.place.ticket, s.BackendPID()
 			if w.turn.Rank > 0 {
@@ -228,8 +231,9 @@ func isFull(err error) bool {
 //	acquireOnce        opens a session without a first try, which might overtake those in line
 //	waiter.join        ends the old session, if the server still has it; listens, takes its
 //	                   old ticket and its mark, and looks
-//	bid.verdictOn      the waiter has lost what it had heard: if it hears nothing more, and there
-//	                   is no ledger, a grant is held for the lock-delay
+//	bid.verdictOn      the waiter has lost what it had heard: if it hears nothing more, a grant is
+//	                   held for the lock-delay, unless a ledger knows the ends of all starts of
+//	                   which it had heard (listener.unended)
 func (c *Candidate) outlast(ctx context.Context, err error) error {
 	cfg, w := &c.cfg, &c.wait
 	if ctx.Err() != nil {

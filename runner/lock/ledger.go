@@ -43,11 +43,15 @@ func (b *bid) drawStartsRun(locks []advisory.Lock) bool {
 	return len(tokens) == 0 && !blind
 }
 
-// openStarts are the tokens of the starts that are open, as far as was heard; blind says that some
-// tokens aren't known.
+// openStarts are the tokens of the starts that are open, as far as was heard, and of those that are
+// unended, unless later evidence lets the command start at once; blind says that some tokens aren't
+// known.
 func (b *bid) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
 	if b.cfg.LockDelay == 0 {
 		return nil, false
+	}
+	if before := b.listener.unended; !b.startsAtOnce(locks) {
+		tokens, blind = slices.Clone(before.tokens), before.blind
 	}
 	for _, l := range locks {
 		more, unknown := b.listener.evidence[l.ID].OpenStarts()

@@ -27,9 +27,34 @@ type listener struct {
 	news     chan struct{}              // * something new may have to be acted on
 	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool
+	unended       unended
 
 	mu     sync.Mutex   // for marked: a look may be answered when ctx has ended its wait
 	marked []lockkey.ID // * the locks whose common marks (line_mark.go) the session has
+}
+
+// unended are starts whose ends can't be heard any more, since the session that heard of them was lost
+// or does not listen. A ledger has to know their ends: one that was restored may lack the runs.
+type unended struct {
+	tokens []int64
+	blind  bool // some tokens aren't known
+}
+
+// mostUnended bounds the tokens of unended starts: others may announce any number.
+const mostUnended = 256
+
+// openStarts are the starts that are open as far as was heard, with those that were unended before.
+func (l *listener) openStarts() unended {
+	all := unended{slices.Clone(l.unended.tokens), l.unended.blind}
+	for _, e := range l.evidence {
+		tokens, blind := e.OpenStarts()
+		all.tokens, all.blind = append(all.tokens, tokens...), all.blind || blind
+	}
+	slices.Sort(all.tokens)
+	if all.tokens = slices.Compact(all.tokens); len(all.tokens) > mostUnended {
+		return unended{blind: true}
+	}
+	return all
 }
 
 // newListener returns the listener of a session that does not listen yet. contested says that others
@@ -156,7 +181,8 @@ func (l *listener) freeMarksSQL() (columns []string) {
 	return columns
 }
 
-// unlisten stops listening, frees the common marks, and forgets what was heard.
+// unlisten stops listening, frees the common marks, and forgets what was heard, except which starts
+// are unended.
 func (l *listener) unlisten(ctx context.Context) error {
 	var queries []string
 	if l.on {
@@ -169,6 +195,7 @@ func (l *listener) unlisten(ctx context.Context) error {
 	// that the session is alive nor how long its commands outlive a lock.
 	queries = append(queries, selectQueries(l.freeMarksSQL())...)
 	err := insist(ctx, l.s, append(queries, session.PlainBeatQuery)...)
+	l.unended = l.openStarts()
 	l.evidence.Forget()
 	l.on = false
 	l.noteUnmarked()

@@ -33,7 +33,8 @@ token, settle_interrupted, warmup                                               
 held_release, announce_rejected, stepdown, stepdown_asker                               the end
 transaction, transaction_trips, quorum, quorum_unconfirmed                               other ways of locking
 list, list_exchange, list_ends, list_deadlines                                          a list
-ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, ledger_pause, ledger_close_dead  the ledger
+ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, ledger_pause         the ledger
+ledger_close_dead, ledger_restored                                                      the same
 canceled, nonsense_answers                                                              what servers may answer
 setup, setup_relay, setup_slowrelay, leak, export                                       for all tests
 `

@@ -41,7 +41,7 @@ func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
 		turn: crowd.Turn{Own: s.BackendPID(), Lease: c.cfg.Session.Lease},
 	}
 	w.listener.heard = make(chan evidence.Announcement, mostHeard)
-	w.place.ticket = c.wait.former.ticket
+	w.place.ticket, w.listener.unended = c.wait.former.ticket, c.wait.unended
 	return w
 }
 

@@ -276,21 +276,25 @@ func values(row []string) (list [][]byte) {
 	return list
 }
 
-// TestFatalCountsAtOnce: the server's FATAL counts at once, with the socket still open.
+// TestFatalCountsAtOnce: the server's FATAL, or PgBouncer's, counts at once, with the socket still
+// open.
 func TestFatalCountsAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSilent(t)
-		s.StartHeartbeat()
-		time.Sleep(time.Second)
-		s.server.Send(&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P01", Message: "bye"})
-		if err := s.server.Flush(); err != nil {
-			t.Fatal(err)
-		}
-		<-s.Done()
-		if s.at() != time.Second {
-			t.Errorf("lost at %v, want 1s", s.at())
-		}
-	})
+	for _, fatal := range []pgproto3.ErrorResponse{{Severity: "FATAL"}, {Severity: "Erreur", SeverityUnlocalized: "FATAL"}} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSilent(t)
+			s.StartHeartbeat()
+			time.Sleep(time.Second)
+			fatal.Code, fatal.Message = "08P01", "bye"
+			s.server.Send(&fatal)
+			if err := s.server.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			<-s.Done()
+			if err := s.Err(); s.at() != time.Second || err.Error() != "the server ended the session: bye (08P01)" {
+				t.Errorf("lost at %v: %v", s.at(), err)
+			}
+		})
+	}
 }
 
 // TestGuardIsAhead: the guard may know of an earlier deadline than the session, and then releases

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -295,7 +296,8 @@ func (s *Session) disconnected(rt *roundTrip, err error) {
 // session's locks, and closes the socket after that. So a FATAL counts as the loss, before the
 // stream ends.
 func (s *Session) noteError(rt *roundTrip, pgErr *pgconn.PgError) {
-	if pgErr.SeverityUnlocalized == "FATAL" || pgErr.SeverityUnlocalized == "PANIC" {
+	severity := cmp.Or(pgErr.SeverityUnlocalized, pgErr.Severity) // PgBouncer sends only the latter
+	if severity == "FATAL" || severity == "PANIC" {
 		s.fail(fmt.Errorf("the server ended the session: %w", serverError{pgErr}))
 	} else if rt != nil {
 		rt.failed = append(rt.failed, failure{len(rt.SQL) - rt.left, pgErr})
