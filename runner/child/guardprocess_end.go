@@ -160,7 +160,7 @@ func (g *guardProcess) endLeftovers() {
 	case g.command == leftoversTold:
 		g.beginKill(Exited)
 	default:
-		g.tell(msgLeftovers, []byte(cmp.Or(nameProcs(remains(nil)), "processes that are gone before they can be named")))
+		g.tell(msgLeftovers, []byte(cmp.Or(nameProcs(remains(nil), nil), "processes that are gone before they can be named")))
 		if g.spec.WaitForLeftovers {
 			return
 		}

@@ -132,8 +132,9 @@ func signalAll(list []proc, sig unix.Signal) {
 }
 
 // nameProcs names processes for a message: sleep (123), sh (124) and 3 more. It says whether a
-// process is dead but can't be reaped, which process traces it, and what more says of it.
-func nameProcs(list []proc, more ...func(proc) string) string {
+// process is dead but can't be reaped, which process traces it, and what more, unless it is nil, says
+// of it.
+func nameProcs(list []proc, more func(proc) string) string {
 	const most = 5
 	var names []string
 	for i, p := range list {
@@ -147,8 +148,8 @@ func nameProcs(list []proc, more ...func(proc) string) string {
 		if by := tracer(p.pid); by != 0 {
 			name += fmt.Sprintf(", traced by process %d", by)
 		}
-		for _, says := range more {
-			name += says(p)
+		if more != nil {
+			name += more(p)
 		}
 		names = append(names, name+")")
 	}

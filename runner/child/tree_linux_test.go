@@ -21,7 +21,7 @@ func TestNameProcs(t *testing.T) {
 			t.Errorf("it says %q, want %q", got, want)
 		}
 	}
-	if got := nameProcs([]proc{waits}); got != "dd? ("+pid+")" {
+	if got := nameProcs([]proc{waits}, nil); got != "dd? ("+pid+")" {
 		t.Errorf("of what may yet be killed it says %q", got)
 	}
 }
