@@ -203,7 +203,7 @@ func (e *each) pass(ctx context.Context, items iter.Seq[string]) {
 // openList opens a session for the list.
 func (e *each) openList(ctx context.Context) (*lock.List, error) {
 	cfg := e.cfg.Lock
-	cfg.Observer = e.observer()
+	cfg.Observer = e.observer(nil)
 	return lock.OpenList(ctx, cfg, e.cfg.List, e.hear)
 }
 

@@ -3,7 +3,6 @@ package runner
 import (
 	"log/slog"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -56,7 +55,7 @@ func (a *activeItems) leave(it *activeItem) {
 // observer returns an item's observer or, without an item, the list's own. Several items are under
 // way at once, so it passes on the latest time that any of them has named: an item that is done
 // must not cut short another's.
-func (e *each) observer(of ...lockkey.ID) lock.Observer {
+func (e *each) observer(of *activeItem) lock.Observer {
 	o := e.cfg.Lock.Observer
 	if alive := o.Alive; alive != nil {
 		o.Alive = func(within time.Duration) { e.active.sayAlive(of, within, alive) }
@@ -64,21 +63,21 @@ func (e *each) observer(of ...lockkey.ID) lock.Observer {
 	return o
 }
 
-func (a *activeItems) sayAlive(of []lockkey.ID, within time.Duration, alive func(time.Duration)) {
+func (a *activeItems) sayAlive(of *activeItem, within time.Duration, alive func(time.Duration)) {
 	a.mu.Lock() // also during the call: a later one has to know of this time
 	defer a.mu.Unlock()
 	until := time.Now().Add(within)
-	if len(of) == 0 && until.After(a.alive) {
+	if of != nil {
+		of.alive = until
+	} else if until.After(a.alive) {
 		a.alive = until
 	}
 	latest := until
 	if a.alive.After(latest) {
 		latest = a.alive
 	}
-	for id, it := range a.byLock {
-		if slices.Contains(of, id) {
-			it.alive = until
-		} else if it.alive.After(latest) {
+	for _, it := range a.byLock {
+		if it.alive.After(latest) {
 			latest = it.alive
 		}
 	}

@@ -118,22 +118,25 @@ func TestEachIsAlive(t *testing.T) {
 // TestWorkersAreAlive: what one worker says of its item cuts short neither what another one has
 // said of another item nor what a third one has said while it opens a session.
 func TestWorkersAreAlive(t *testing.T) {
-	const item, other = 1, 2
-	id := func(number int64) lockkey.ID { return lockkey.ID{Number: number} }
-	for name, first := range map[string][]lockkey.ID{"another item": {id(other)}, "a session": nil} {
+	for name, ofItem := range map[string]bool{"another item": true, "a session": false} {
 		t.Run(name, func(t *testing.T) {
-			active := activeItems{byLock: map[lockkey.ID]*activeItem{id(item): {}, id(other): {}}}
+			item, other := &activeItem{}, &activeItem{}
+			active := activeItems{byLock: map[lockkey.ID]*activeItem{id(1): item, id(2): other}}
+			first := other
+			if !ofItem {
+				first = nil
+			}
 			var last time.Duration
 			alive := func(within time.Duration) { last = within }
 			active.sayAlive(first, 2*time.Hour, alive)
 			if active.sayAlive(nil, time.Second, alive); last < time.Hour {
 				t.Errorf("the list is not stuck for %v, want two hours", last)
 			}
-			active.sayAlive([]lockkey.ID{id(item)}, time.Second, alive)
+			active.sayAlive(item, time.Second, alive)
 			if last < time.Hour {
 				t.Errorf("the list is not stuck for %v, want two hours", last)
 			}
-			active.sayAlive([]lockkey.ID{id(item)}, 3*time.Hour, alive)
+			active.sayAlive(item, 3*time.Hour, alive)
 			if last < 2*time.Hour+time.Minute {
 				t.Errorf("the list is not stuck for %v, want three hours", last)
 			}

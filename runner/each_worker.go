@@ -286,7 +286,7 @@ func (w *worker) newItem(item string) *activeItem {
 	it := &activeItem{Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64)}
 	cfg := w.cfg.Config
 	cfg.Command, cfg.Env = it.Command, append(slices.Clone(cfg.Env), it.Env...)
-	cfg.Lock.Claim, cfg.Lock.Log, cfg.Lock.Observer = it.claim(), it.log, w.observer(it.ID)
+	cfg.Lock.Claim, cfg.Lock.Log, cfg.Lock.Observer = it.claim(), it.log, w.observer(it)
 	it.run = &run{
 		process: w.process, cfg: cfg, log: it.log, signals: it.signals,
 		keepGuard: true, sharesSocket: w.common != nil && w.cfg.Parallel > 1,

@@ -113,8 +113,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		select {
 		case <-tick: // to call SayAlive again
 		case <-s.command.Done():
-			s.takeSignals()
-			s.takeEvents()
+			s.takeRest()
 			return s.conclude()
 		case <-s.lost:
 			s.lockLost()
@@ -203,29 +202,14 @@ func (s *supervision) signalled(sig unix.Signal) {
 	s.startKillAfter(s.run.cfg.KillAfterSignal)
 }
 
-// takeSignals notes the signals that arrived before the command ended. The command may have
-// received them, too, and have ended because of them with exit status 0. Such a run is no success
-// for --once-per.
-func (s *supervision) takeSignals() {
-	for {
-		select {
-		case sig := <-s.run.signals:
-			s.signalled(sig.(unix.Signal))
-		default:
-			return
-		}
+// takeRest takes what had arrived when the tree ended. The command may have received the signals, too,
+// and have ended because of them with exit status 0. Such a run is no success for --once-per.
+func (s *supervision) takeRest() {
+	for len(s.run.signals) > 0 {
+		s.signalled((<-s.run.signals).(unix.Signal))
 	}
-}
-
-// takeEvents handles the events that are still in the channel when the tree has ended.
-func (s *supervision) takeEvents() {
-	for {
-		select {
-		case event := <-s.command.Events():
-			s.handle(event)
-		default:
-			return
-		}
+	for len(s.command.Events()) > 0 {
+		s.handle(<-s.command.Events())
 	}
 }
 

@@ -149,15 +149,18 @@ func (g *Guard) sendRest() {
 	}
 }
 
-// wake sends SIGCONT, since a guard that was stopped, for instance by its own command, would see
-// neither a request nor the command's end. SIGCONT does nothing to a guard that runs.
-func (g *Guard) wake() {
+// signal signals the guard itself, unless it is reaped: then another process may have its number.
+func (g *Guard) signal(sig unix.Signal) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.gone {
-		_ = unix.Kill(g.pid, unix.SIGCONT)
+		_ = unix.Kill(g.pid, sig)
 	}
 }
+
+// wake wakes a guard that was stopped, for instance by its own command: it would see neither a
+// request nor the command's end.
+func (g *Guard) wake() { g.signal(unix.SIGCONT) }
 
 // renew puts a new deadline into the pipe, and says whether it did. It also wakes the guard.
 func (g *Guard) renew(deadline boottime.Instant) bool {
@@ -184,13 +187,7 @@ func (g *Guard) hangUp() {
 
 // sigkill kills the guard itself. Then the kernel kills the command, and killInPlaceOf does the
 // rest.
-func (g *Guard) sigkill() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.gone {
-		_ = unix.Kill(g.pid, unix.SIGKILL)
-	}
-}
+func (g *Guard) sigkill() { g.signal(unix.SIGKILL) }
 
 // reap waits for the guard's end.
 func (g *Guard) reap() {
@@ -199,18 +196,20 @@ func (g *Guard) reap() {
 	}
 }
 
-// tryReap reaps the guard if it is dead, and says whether it is reaped. It holds mu during the
-// attempt, so that sigkill can't hit a process number that has just become free.
+// tryReap reaps the guard if it is dead, and says whether it is reaped. It holds both mutexes, since
+// its process number becomes free: signal must not hit the next process that has it, and the list of
+// guards must not lose that, if it is a guard, too.
 func (g *Guard) tryReap() bool {
+	g.parent.mu.Lock()
+	defer g.parent.mu.Unlock()
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	if !g.gone {
 		pid, err := unix.Wait4(g.pid, nil, unix.WNOHANG, nil)
 		g.gone = pid == g.pid || err != nil && !errors.Is(err, unix.EINTR)
+		if g.gone {
+			g.parent.guards = slices.DeleteFunc(g.parent.guards, func(pid int) bool { return pid == g.pid })
+		}
 	}
-	gone := g.gone
-	g.mu.Unlock()
-	if gone {
-		g.parent.unlist(g.pid)
-	}
-	return gone
+	return g.gone
 }

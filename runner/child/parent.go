@@ -26,6 +26,7 @@ type Parent struct {
 	mu     sync.Mutex
 	before []int // children that are older than the first guard
 	guards []int // those that are not reaped
+	kills  int   // how many killInPlaceOf are under way: these reap, and count what they kill
 }
 
 // NoProcError says that the guard could not find the processes that it has to
@@ -87,13 +88,6 @@ func (p *Parent) stdin() uintptr {
 // holds mu.
 func (p *Parent) ownChildren() []int { return slices.Concat(p.before, p.guards) }
 
-// unlist removes a guard that is reaped from the list.
-func (p *Parent) unlist(guard int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.guards = slices.DeleteFunc(p.guards, func(pid int) bool { return pid == guard })
-}
-
 // ReapOrphans makes the first process of a container reap the container's orphans, which become its
 // children. Guards are left to whoever started them, who may still signal them by number until they
 // are reaped. Every other child is reaped here, also one that os/exec has started in this process:
@@ -106,16 +100,34 @@ func (p *Parent) ReapOrphans() {
 	signal.Notify(died, unix.SIGCHLD)
 	go func() {
 		for range died {
-			p.mu.Lock()
-			pids, _ := children(p.guards)
-			for _, pid := range pids {
-				if reaped, _ := unix.Wait4(pid, nil, unix.WNOHANG, nil); reaped == pid {
-					p.before = slices.DeleteFunc(p.before, func(old int) bool { return old == pid }) // its number may come again
-				}
-			}
-			p.mu.Unlock()
+			p.reapOrphans()
 		}
 	}()
+}
+
+func (p *Parent) reapOrphans() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.kills > 0 {
+		return
+	}
+	pids, _ := children(p.guards)
+	for _, pid := range pids {
+		if reaped, _ := unix.Wait4(pid, nil, unix.WNOHANG, nil); reaped == pid {
+			p.before = slices.DeleteFunc(p.before, func(old int) bool { return old == pid }) // its number may come again
+		}
+	}
+}
+
+// countKill counts a killInPlaceOf that begins, until the returned function is called.
+func (p *Parent) countKill() (over func()) {
+	add := func(n int) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.kills += n
+	}
+	add(1)
+	return func() { add(-1) }
 }
 
 // duplicate returns a descriptor of the socket that survives an exec, or -1. It uses
@@ -144,6 +156,7 @@ func duplicate(socket syscall.Conn) (int, error) {
 // A debugger can keep a killed guard from dying, and a dead one from being reaped. Then the tree is
 // killed all the same, and the guard is waited for, and named, like the rest.
 func (p *Parent) killInPlaceOf(g *Guard, unkillable func(names string)) (killed int64) {
+	defer p.countKill()()
 	g.hangUp()
 	for pause := 100 * time.Microsecond; !g.tryReap() && pause < deathPatience; pause *= 2 {
 		time.Sleep(pause)

@@ -126,11 +126,6 @@ func processes() (all []proc, err error) {
 	return all, nil
 }
 
-func readProcess(pid int) (p proc, ok bool) {
-	p, err := readStat(pid)
-	return p, err == nil
-}
-
 func readStat(pid int) (proc, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -156,8 +151,8 @@ func readStat(pid int) (proc, error) {
 var errStat = errors.New("not the form of proc(5)")
 
 func isStopped(pid int) bool {
-	p, ok := readProcess(pid)
-	return ok && p.state == 'T'
+	p, err := readStat(pid)
+	return err == nil && p.state == 'T'
 }
 
 // remains lists the processes below this one that are alive. If it sees none, it goes through the
@@ -175,7 +170,7 @@ func remains(skip []int) []proc {
 		found = found[:0]
 		pids, _ := children(skip)
 		for _, pid := range slices.Backward(pids) {
-			if p, ok := readProcess(pid); ok {
+			if p, err := readStat(pid); err == nil {
 				found = append(found, p)
 				if p.alive() {
 					break
@@ -219,9 +214,9 @@ func signalDescendant(p proc, sig unix.Signal) {
 	if err == nil {
 		defer unix.Close(fd)
 	}
-	now, ok := readProcess(p.pid)
-	own := ok && now.parent == os.Getpid()
-	if err == nil && (own || ok && now.parent == p.parent) {
+	now, failed := readStat(p.pid)
+	own := failed == nil && now.parent == os.Getpid()
+	if err == nil && (own || failed == nil && now.parent == p.parent) {
 		err = unix.PidfdSendSignal(fd, sig, nil, 0)
 	}
 	if err != nil && own {

@@ -119,7 +119,7 @@ func (e *Embedded) Close() { e.users.close() }
 func stateDir(major int) (string, error) {
 	base := ""
 	switch {
-	case os.Getenv("XDG_STATE_HOME") != "":
+	case filepath.IsAbs(os.Getenv("XDG_STATE_HOME")): // its specification has others ignored
 		base = filepath.Join(os.Getenv("XDG_STATE_HOME"), "pglead")
 	case os.Geteuid() == 0:
 		// root's home is closed to the account that the server runs as
@@ -142,8 +142,10 @@ func stateDir(major int) (string, error) {
 		dir := filepath.Join(base, name)
 		return dir, makePlace(dir)
 	}
-	dir := filepath.Join(base, name)
-	err := os.MkdirAll(base, 0o700)
+	dir, err := filepath.Join(base, name), os.ErrNotExist // without a home
+	if filepath.IsAbs(base) {
+		err = os.MkdirAll(base, 0o700)
+	}
 	if err == nil {
 		err = makePlace(dir)
 	}

@@ -98,6 +98,20 @@ func TestFirstStartsAtOnce(t *testing.T) {
 	}
 }
 
+// TestRelativeStateHome: a directory that is named relative to the working one is ignored, since the
+// server has another.
+func TestRelativeStateHome(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv("XDG_STATE_HOME", "state")
+	t.Setenv("HOME", t.TempDir())
+	if dir, err := stateDir(15); err != nil || !filepath.IsAbs(dir) {
+		t.Errorf("%q, %v", dir, err)
+	}
+	if left, err := os.ReadDir("."); len(left) > 0 {
+		t.Errorf("left in the working directory: %v, %v", left, err)
+	}
+}
+
 // TestJoinEmbedded: whoever is given the server's connection string uses the server while it is
 // there, also where its socket has a short path of its own.
 func TestJoinEmbedded(t *testing.T) {

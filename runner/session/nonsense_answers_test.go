@@ -239,3 +239,17 @@ func TestSentInTime(t *testing.T) {
 		}
 	}
 }
+
+// TestFloodOfErrors: a server that sends errors without end costs this process no memory: a session
+// keeps one for each query.
+func TestFloodOfErrors(t *testing.T) {
+	flood, err := (&pgproto3.ErrorResponse{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "XX000", Message: "no"}).Encode(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := answered(t, time.Minute, bytes.Repeat(flood, 1000))
+	rt, err := s.askOnce(t.Context(), Request{SQL: []string{"SELECT 1", "SELECT 2"}})
+	if err == nil || rt == nil || len(rt.failed) != 2 || rt.failed[1].query != 1 || rt.failed[1].err.(*pgconn.PgError).Code != "XX000" {
+		t.Errorf("%v; it keeps %+v", err, rt)
+	}
+}

@@ -300,7 +300,10 @@ func (s *Session) noteError(rt *roundTrip, pgErr *pgconn.PgError) {
 	if severity == "FATAL" || severity == "PANIC" {
 		s.fail(fmt.Errorf("the server ended the session: %w", serverError{pgErr}))
 	} else if rt != nil {
-		rt.failed = append(rt.failed, failure{len(rt.SQL) - rt.left, pgErr})
+		query := len(rt.SQL) - rt.left
+		if n := len(rt.failed); n == 0 || rt.failed[n-1].query != query { // PostgreSQL sends one for each query, others may send any number
+			rt.failed = append(rt.failed, failure{query, pgErr})
+		}
 		rt.answers[len(rt.answers)-1] = nil // a row may come before the error that rolls back what it tells
 		if rt.err == nil {
 			rt.err = pgErr
