@@ -24,7 +24,7 @@ func envName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// readFlags gives flags the values of their variables, and finds values that are no values.
+// readFlags gives flags the values of their variables, and refuses values that they can't have.
 func readFlags(flags *pflag.FlagSet) error {
 	// Only the first mistake is reported; looking for the others does no harm.
 	return cmp.Or(fromEnvironment(flags), checkDashes(flags), checkChoices(flags))

@@ -12,15 +12,15 @@ import (
 )
 
 // ledgerConnection asks the ledger over a client's connection. If somebody has locked a table, the
-// server gives up after 3 s. Refusals name the ledger in these words.
+// server gives up after 3 s.
 type ledgerConnection struct {
-	client  *session.Client
-	ledgers string
+	client *session.Client
+	name   string // what errors call the ledger
 }
 
 func (c ledgerConnection) Query(ctx context.Context, queries ...string) (session.Rows, error) {
 	rows, err := c.client.Query(ctx, append([]string{"SET LOCAL lock_timeout = '3s'"}, queries...)...)
-	return rows, ledger.Rejected(err, c.ledgers)
+	return rows, ledger.Rejected(err, c.name)
 }
 
 // foundLedger is what this role can see of a ledger.

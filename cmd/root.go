@@ -145,7 +145,7 @@ kills the command and everything it started when the connection is lost.`,
 			cmd.GroupID = c.group
 			root.AddCommand(cmd)
 		}
-		root.SetHelpCommandGroupID(c.group) // to the last
+		root.SetHelpCommandGroupID(c.group) // the last call counts: they belong to the last group
 		root.SetCompletionCommandGroupID(c.group)
 	}
 	root.CompletionOptions.DisableDefaultCmd = alone

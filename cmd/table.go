@@ -77,7 +77,7 @@ type shrinking struct {
 
 // columns turns rows into lines, with their cells aligned. The last cell of a row
 // takes the rest of its line. If lines would be longer than width (0: no limit), the widest
-// of the columns that yield shrinks first.
+// column in shrink gets narrower first.
 func columns(rows [][]string, width int, shrink ...shrinking) (lines []string) {
 	const least = 8
 	widths := make([]int, len(rows[0]))

@@ -10,7 +10,7 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// commandSpec says what the guard starts, and how that ends.
+// commandSpec says what the guard starts, and when and how the guard ends it.
 func (r *run) commandSpec() child.Spec {
 	lease := r.cfg.Lock.Session.Lease
 	release, endsSession := r.held.EncodedRelease()
@@ -25,8 +25,8 @@ func (r *run) commandSpec() child.Spec {
 }
 
 // socketLinger is how long the guard of a stopped pglead keeps the connection open, and so the lock
-// held, when the tree is dead. Then it closes it: a server that is blocked in a write to a stopped
-// pglead's unix socket would wait for ever. Mostly the server has ended the session before.
+// held, when the tree is dead. Then the guard closes the connection, since a server that writes to
+// a stopped pglead's full unix socket would wait for ever. Mostly the server has ended it before.
 func (r *run) socketLinger() time.Duration {
 	lease := r.cfg.Lock.Session.Lease
 	switch {

@@ -21,9 +21,9 @@ type Config struct {
 	Stdin   *os.File // the command's; nil is this process's own
 
 	Timeout          time.Duration // 0: none
-	KillAfterTimeout time.Duration // from the SIGTERM at Timeout to SIGKILL
+	KillAfterTimeout time.Duration // from the SIGTERM at Timeout to SIGKILL; 0: never
 	KillAfterSignal  time.Duration // from a forwarded signal to SIGKILL; 0: never
-	WaitForLeftovers bool
+	WaitForLeftovers bool          // the run ends with what the command left running; otherwise that is killed
 
 	// MinHold is how long the lock is held, counted from the command's start, even if the
 	// command ends earlier.
@@ -33,8 +33,9 @@ type Config struct {
 	CommandObserver CommandObserver
 }
 
-// CommandObserver is told of the command, and of what comes before the wait for its locks; of that
-// wait, Config.Lock.Observer is told. Each of its functions may be nil, and none may block.
+// CommandObserver is told of the command, and of each pause before a wait for the locks.
+// Config.Lock.Observer is told of the wait itself. Each of its functions may be nil, and may block for
+// a second at most, as when systemd does not read.
 type CommandObserver struct {
 	// Started is called when the command has been started.
 	Started func()

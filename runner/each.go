@@ -55,8 +55,8 @@ type Tally struct {
 	Failed  int // ended with a non-zero exit status, by a signal or a timeout, by a loss of the lock or the guard, or was asked to step down
 	Held    int // skipped, since somebody else holds their lock
 	Paused  int // skipped, since the ledger says so
-	// Done were skipped: they were run after this process began, here or elsewhere, or another
-	// worker here is at them, or --once-per found them done.
+	// Done counts items that were skipped as done: they were run after this process began, here or
+	// elsewhere, a worker here is at the same item, or --once-per found a success.
 	Done int
 }
 
@@ -137,8 +137,8 @@ type each struct {
 // end ends the list with the error of one worker.
 func (e *each) end(err error) { e.cancel(&endOfList{err}) }
 
-// endOfList is the error of the other workers then. It does not wrap the first one's, which says
-// nothing about their items.
+// endOfList is the error of all other workers then. It doesn't wrap the error of the first: that one
+// is about the first worker's item, not about theirs.
 type endOfList struct{ reason error }
 
 func (e *endOfList) Error() string { return "the list has ended: " + e.reason.Error() }

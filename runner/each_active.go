@@ -102,7 +102,7 @@ func (e *each) passOnSignals(stopped <-chan struct{}) {
 	for {
 		select {
 		case sig := <-e.process.caught:
-			if interrupts(sig.(unix.Signal)) {
+			if endsPglead(sig.(unix.Signal)) {
 				e.cancel(&InterruptedError{Signal: sig.(unix.Signal), OfList: true})
 				e.stopReport()
 			}

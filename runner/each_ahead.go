@@ -12,8 +12,8 @@ import (
 //	                    │          │fetch 4   │fetch 5
 //
 // Otherwise it takes the next lock between two commands. To fetch ahead saves 16 % of the time for
-// each `true`, and still 9 % with -P 4. In a later pass it doesn't: what was fetched too early is
-// given back, and its next try, which knows nothing of what was heard before, would wait for the
+// each `true`, and still 9 % with -P 4. In a later pass the worker never fetches ahead: if it gave
+// back what it fetched too early, the next try would have lost the evidence, and would wait for the
 // lock-delay.
 
 // aheadMost is how long a lock that was fetched ahead is kept while the worker is busy: others skip

@@ -39,8 +39,8 @@ func (h Hooks) of(event hookEvent) (command string) {
 // systemd allows 90 s for a whole stop.
 const hookMost = 10 * time.Second
 
-// wholeHookMost is how long a hook is waited for, with the end of what it leaves running. What can't
-// be killed by then goes on.
+// wholeHookMost is how long this process waits for a hook and for the end of what it leaves running.
+// If these can't be killed by then, this process goes on without them.
 const wholeHookMost = 2 * hookMost
 
 // awaitHooks waits for the hooks at this process's end, and says how long that may take.

@@ -41,7 +41,7 @@ func (s *supervision) linger() {
 			s.run.asked |= ByStepDown
 			return
 		case sig := <-s.run.signals:
-			if interrupts(sig.(unix.Signal)) {
+			if endsPglead(sig.(unix.Signal)) {
 				s.run.asked |= BySignal
 				return
 			}
@@ -60,7 +60,7 @@ func (s *supervision) awaitRecord(recorded <-chan struct{}, hurry func()) {
 		case <-recorded:
 			return
 		case sig := <-s.run.signals:
-			if interrupts(sig.(unix.Signal)) {
+			if endsPglead(sig.(unix.Signal)) {
 				s.run.asked |= BySignal
 			}
 		}

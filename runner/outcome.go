@@ -105,11 +105,11 @@ func mayHaveRun(err error) bool {
 	return errors.As(err, &guard) && guard.MayHaveRun
 }
 
-// Asked is what has asked a command to end. It is a set, since a second reason may come
-// before the command has ended.
+// Asked is the set of what has asked a command to end: a second one may ask before it has ended. With
+// ByTimeout the run counts as timed out, and otherwise as stopped.
 type Asked uint8
 
-// If ByTimeout is among them, the run counts as timed out, and otherwise as stopped.
+// What may ask.
 const (
 	ByTimeout  Asked = 1 << iota
 	BySignal         // this process was asked to end

@@ -16,7 +16,7 @@ import (
 
 // process is this process of pglead: it has what all of its runs share.
 type process struct {
-	parent    *child.Parent    // of guards, and of what dead ones leave behind
+	parent    *child.Parent    // starts the guards, and kills what dead ones leave behind
 	caught    <-chan os.Signal // for the command, or for this process to end
 	catching  <-chan struct{}  // is closed once signals are caught
 	hooksLeft atomic.Int32     // how many hooks run, or wait for their turn

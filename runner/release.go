@@ -39,8 +39,8 @@ func (r *run) finish(err error) {
 //
 // To call those in line who don't listen may take seconds, and a server that is silent lets the
 // release wait for 3/5 of the lease. A signal that asks this process to end, before or meanwhile,
-// leaves the call 2 s, and each request of the release 5 s. In a list it doesn't: there the session
-// goes on.
+// leaves the call 2 s, and each request of the release 5 s. In a list such a signal shortens
+// nothing, since the session goes on.
 func (r *run) release() {
 	ctx, taker := interruptible(r.signals)
 	asked, ask := context.WithCancelCause(context.Background())
@@ -78,10 +78,10 @@ func (r *run) reportEnded() {
 }
 
 // untilSignal calls f with a context that ends when a signal asks this process to end or, if one
-// already has, after PatienceAtEnd. The call may take as long as the lock-delay.
+// already has, after PatienceAtEnd. f itself may take as long as the lock-delay.
 func (r *run) untilSignal(f func(context.Context)) {
 	for len(r.signals) > 0 {
-		if interrupts((<-r.signals).(unix.Signal)) {
+		if endsPglead((<-r.signals).(unix.Signal)) {
 			r.asked |= BySignal
 		}
 	}

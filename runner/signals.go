@@ -27,7 +27,7 @@ import (
 
 // signalTaker takes the signals while no command runs.
 type signalTaker struct {
-	keeping chan struct{} // unbuffered: it keeps the signals from the next receive on
+	keeping chan struct{} // unbuffered: a send returns once take has begun to keep the signals
 	kept    []keptSignal
 	close   func()
 	closed  chan struct{}
@@ -63,7 +63,7 @@ func (t *signalTaker) take(signals <-chan os.Signal, stop <-chan struct{}, cance
 			if keeping && len(t.kept) < cap(signals) {
 				t.kept = append(t.kept, keptSignal{sig.(unix.Signal), boottime.Now()})
 			}
-			if interrupts(sig.(unix.Signal)) {
+			if endsPglead(sig.(unix.Signal)) {
 				cancel(&InterruptedError{Signal: sig.(unix.Signal)})
 			}
 		case <-stop:
@@ -92,15 +92,15 @@ func (t *signalTaker) handOver() (kept []keptSignal) {
 	return t.kept
 }
 
-// asksToEnd says whether a signal asks a command to end, and this process with it. HUP and QUIT may
+// endsCommand says whether a signal asks a command to end, and this process with it. HUP and QUIT may
 // not: a daemon reloads its configuration on HUP, and a virtual machine lists its threads on QUIT.
 // If the command dies of one of them, that signal counts as having asked for the end. The meaning
 // of other signals is up to the command.
-func asksToEnd(sig unix.Signal) bool { return sig == unix.SIGTERM || sig == unix.SIGINT }
+func endsCommand(sig unix.Signal) bool { return sig == unix.SIGTERM || sig == unix.SIGINT }
 
-// interrupts says whether a signal ends this process while no command runs. (Only a command could
+// endsPglead says whether a signal ends this process while no command runs. (Only a command could
 // give the signal another meaning.)
-func interrupts(sig unix.Signal) bool {
+func endsPglead(sig unix.Signal) bool {
 	switch sig {
 	case unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGCONT:
 		return false

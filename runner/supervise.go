@@ -17,12 +17,12 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// supervision watches over a command that runs under a lock. It has the channels that report what
-// happens to the two, and what has happened so far.
+// supervision watches over a command that runs under a lock. It listens to both, and keeps what has
+// happened so far.
 type supervision struct {
 	run     *run
 	held    heldLock // the run's
-	command command  // the run's; in tests both are played
+	command command  // the run's; tests replace this and held by fakes
 
 	began   time.Time // when the guard was told to start the command
 	started time.Time // when the guard had started it
@@ -33,7 +33,7 @@ type supervision struct {
 	onLoss func(reason error) // called once, when the lock is lost
 
 	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
-	received   []unix.Signal    // other signals that the command has received
+	received   []unix.Signal    // signals but TERM and INT that the command has received
 	killAfter  <-chan time.Time // fires when the command's time to end is up; nil: it has no limit
 	endSignal  unix.Signal      // the first that has asked the command to end
 	leftovers  bool             // the command has ended, and left something running
@@ -188,7 +188,7 @@ func (s *supervision) logLoss(message string, reason error) {
 
 // signalled notes a signal that the command has received.
 func (s *supervision) signalled(sig unix.Signal) {
-	if !asksToEnd(sig) {
+	if !endsCommand(sig) {
 		if !slices.Contains(s.received, sig) {
 			s.received = append(s.received, sig)
 		}

@@ -15,7 +15,7 @@
 // command), child.go (signals, new deadlines, the end), and then the guard's own side:
 // guardprocess.go (its one poll, and what makes it kill), guardprocess_start.go,
 // guardprocess_end.go (how it kills), guardprocess_release.go (the lock, if pglead is not there to
-// release it), tree.go (its processes).
+// release it), tree.go (its processes). The rest is there to be looked up.
 package child
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// Spec says what to start, and how that ends.
+// Spec says what to start, and when and how the guard ends it.
 type Spec struct {
 	Path string // from Lookup
 	Args []string

@@ -209,8 +209,8 @@ const waitMost = 10 * time.Second
 func (g *guardProcess) await() {
 	alarm, most := g.alarm.Poll()
 	fds := []unix.PollFd{ // poll(2) skips what is below 0
-		{Fd: unless(g.orphaned, g.fd), Events: unix.POLLIN},
-		{Fd: unless(g.socketClosed || serverHungUp == 0, g.socket), Events: serverHungUp},
+		{Fd: pollFd(g.fd, g.orphaned), Events: unix.POLLIN},
+		{Fd: pollFd(g.socket, g.socketClosed || serverHungUp == 0), Events: serverHungUp},
 		{Fd: int32(alarm), Events: unix.POLLIN},
 		{Fd: int32(g.watched()), Events: unix.POLLIN},
 	}
@@ -243,9 +243,9 @@ func (g *guardProcess) await() {
 	}
 }
 
-// unless is a descriptor for poll(2), or -1, which poll(2) skips, if without is true.
-func unless(without bool, fd int) int32 {
-	if without {
+// pollFd is fd for poll(2) or, to have poll(2) skip it, -1.
+func pollFd(fd int, skip bool) int32 {
+	if skip {
 		return -1
 	}
 	return int32(fd)

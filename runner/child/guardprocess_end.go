@@ -40,15 +40,15 @@ const (
 // commandState is what has become of the command itself, in any state of its tree.
 //
 //	commandAlive   → commandDead     it is reaped
-//	commandDead    → leftoversTold   leftoverPatience later: what is left gets SIGTERM;
+//	commandDead    → leftoversAsked   leftoverPatience later: what is left gets SIGTERM;
 //	                                 not with WaitForLeftovers
-//	leftoversTold                    leftoverTerm later the tree is killed
+//	leftoversAsked                    leftoverTerm later the tree is killed
 type commandState int
 
 const (
 	commandAlive commandState = iota
 	commandDead
-	leftoversTold
+	leftoversAsked
 )
 
 // enter moves the tree on to a state.
@@ -96,7 +96,7 @@ func (g *guardProcess) killRound() {
 	g.retryAt = time.Now().Add(min(retryFirst<<min(g.rounds, 10), retryMost))
 	if !g.unkillableReported && time.Since(g.killedAt) > unkillableAfter {
 		g.unkillableReported = true
-		g.tell(msgUnkillable, []byte(nameProcs(remains(nil), proc.keptAlive)))
+		g.tell(msgUnkillable, []byte(nameProcs(survivors(nil), proc.keptAlive)))
 	}
 }
 
@@ -112,7 +112,7 @@ func (g *guardProcess) signal(sig unix.Signal) {
 		_ = unix.Kill(g.pid, sig)
 		return
 	}
-	signalAll(remains(nil), sig)
+	signalAll(survivors(nil), sig)
 }
 
 // reapChildren collects dead children. It returns true if no child is left, dead or alive.
@@ -157,15 +157,15 @@ func (g *guardProcess) endLeftovers() {
 	g.leftoversAt = time.Time{}
 	switch {
 	case g.tree == treeKilled || g.reapChildren():
-	case g.command == leftoversTold:
+	case g.command == leftoversAsked:
 		g.beginKill(Exited)
 	default:
-		g.tell(msgLeftovers, []byte(cmp.Or(nameProcs(remains(nil), nil), "processes that are gone before they can be named")))
+		g.tell(msgLeftovers, []byte(cmp.Or(nameProcs(survivors(nil), nil), "processes that are gone before they can be named")))
 		if g.spec.WaitForLeftovers {
 			return
 		}
 		g.askToEnd()
-		g.command = leftoversTold
+		g.command = leftoversAsked
 		g.leftoversAt = time.Now().Add(leftoverTerm)
 	}
 }

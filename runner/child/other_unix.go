@@ -62,7 +62,7 @@ func isStopped(pid int) bool {
 	return slices.ContainsFunc(all, func(p proc) bool { return p.pid == pid && p.state == 'T' })
 }
 
-func remains(skip []int) []proc { return descendants(skip) }
+func survivors(skip []int) []proc { return descendants(skip) }
 
 func tracer(int) int { return 0 }
 

@@ -197,7 +197,7 @@ func (p *Parent) nameOrphans(g *Guard) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := slices.DeleteFunc(p.ownChildren(), func(pid int) bool { return pid == g.pid })
-	return nameProcs(remains(own), proc.keptAlive)
+	return nameProcs(survivors(own), proc.keptAlive)
 }
 
 // killOrphans kills, in this round, what dead guards have left behind, and returns those children

@@ -56,8 +56,8 @@ func foregroundGroup(tty *os.File) int {
 
 // SaveTerminal saves the modes of this process's terminal before a command, if this process is in
 // its foreground. An editor reads keys without an echo, and an interactive shell puts a group of
-// its own into the foreground. If they are killed they can't undo that, and shells take over the
-// modes that an exited process leaves. So restore then does it.
+// its own into the foreground. If they are killed they can't undo that. Then restore
+// does, since shells take over the modes that a process leaves.
 func SaveTerminal() (restore func()) {
 	tty, err := openTerminal()
 	if err != nil {

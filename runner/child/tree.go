@@ -93,8 +93,9 @@ func stopDescendants(skip []int) {
 }
 
 // killBelow is one round of a kill of all that is below this process, except what is in skip. It
-// kills the direct children. Their children become direct ones, which the next round kills. Once it
-// kills all of a deep tree. It returns the children that are not reaped yet.
+// kills the direct children. Their children become direct ones, which the next round kills. In round
+// deepRounds it kills all descendants, so that a deep tree takes no round for each of its levels. It
+// returns the children that are not reaped yet.
 func killBelow(round int, list func() []int, skip []int) (left []int) {
 	if round%stubbornRounds == stubbornRounds-1 {
 		stopDescendants(skip)

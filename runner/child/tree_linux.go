@@ -155,12 +155,12 @@ func isStopped(pid int) bool {
 	return err == nil && p.state == 'T'
 }
 
-// remains lists the processes below this one that are alive. If it sees none, it goes through the
+// survivors lists the processes below this one that are alive. If it sees none, it goes through the
 // direct children that the kernel knows, up to one that is alive. Reading the whole process table
 // can miss a process that forks and exits all the time, but at each moment one of its descendants
 // is a direct child: the latest, so that comes first. Those before it are dead by then, and may be
 // thousands, since nobody reaps them meanwhile.
-func remains(skip []int) []proc {
+func survivors(skip []int) []proc {
 	found := descendants(skip)
 	const most = 20 // how often to look for one that is alive
 	for range most {

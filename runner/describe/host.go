@@ -24,9 +24,8 @@ func ShortHost(host string) string {
 	return escaped[:half] + leftOut + escaped[len(escaped)-half:]
 }
 
-// HostRankSQL is an SQL expression for a row of pg_stat_activity, and for a ShortHost. It is 0 if the
-// comment says that the session is on this host; 1 if the session's name says so, which is all that
-// other roles see, and may be cut off; and else 2.
+// HostRankSQL is an SQL expression that ranks a row of pg_stat_activity by how surely it is of this
+// ShortHost: 0 by its comment; 1 by its name, which every role sees, but may be cut off; and else 2.
 func HostRankSQL(short string) string {
 	begin, end, cut := strings.Cut(short, leftOut)
 	inComment := likeable(begin)

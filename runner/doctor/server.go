@@ -184,8 +184,8 @@ func (x *examination) delay(context.Context) checkup.Check {
 	return checkup.Okf("%v: as long as a former holder may live on without knowing of its loss, or longer", x.lockDelay)
 }
 
-// fewSlots is how many connections are few: each holder and each waiter takes one.
-const fewSlots = 10
+// With fewer free connections than this doctor warns: each holder and each waiter takes one.
+const fewConnections = 10
 
 func (x *examination) slots(ctx context.Context) checkup.Check {
 	limits, err := inspect.ReadLimits(ctx, x)
@@ -201,7 +201,7 @@ func (x *examination) slots(ctx context.Context) checkup.Check {
 		whose = "role " + x.cfg.Database.User
 	}
 	seen := fmt.Sprintf("%d of %s's %d connections are free", max(left.Free, 0), whose, left.Of)
-	if left.Free < fewSlots {
+	if left.Free < fewConnections {
 		return checkup.Warningf("every holder and every waiter takes one: raise the limit, or let fewer wait", "%s", seen)
 	}
 	return checkup.Okf("%s", seen)

@@ -17,8 +17,8 @@ package leasetime
 import "time"
 
 // Most is the longest lease. The ledger shortens a longer one to this. A third of the lease is also
-// the time between two of TCP's keep-alives, and the server's settings have the lease in
-// milliseconds.
+// the idle time before TCP's first keep-alive, which Linux limits to 32,767 s. The server's settings
+// have the lease in milliseconds, as an int.
 const Most = 24 * time.Hour
 
 // BeatEvery is how often the holder of a lock asks the server for a sign of life. Two heartbeats

@@ -169,8 +169,8 @@ func readPIDFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, longestPIDFile))
 }
 
-// rootsOwn makes a directory, whose parents are all such that only root
-// can put another one in its place, and returns its path without links.
+// rootsOwn makes a directory, and returns its path without links. It fails if anybody but root can
+// replace the directory, or one above it.
 func rootsOwn(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -187,7 +187,7 @@ func rootsOwn(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := trusted(real); err != nil {
+	if err := checkTrusted(real); err != nil {
 		return "", err
 	}
 	rest, err := filepath.Rel(there, dir)
@@ -201,8 +201,8 @@ func rootsOwn(dir string) (string, error) {
 	return real, os.Chmod(real, 0o755) //nolint:gosec // whatever the umask is: the server's account passes through
 }
 
-// trusted goes through a directory and all above it.
-func trusted(dir string) error {
+// checkTrusted fails if anybody but this user, and root, can replace a directory, or one above it.
+func checkTrusted(dir string) error {
 	for at := dir; ; at = filepath.Dir(at) {
 		info, err := os.Lstat(at)
 		if err != nil {

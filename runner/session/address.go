@@ -30,9 +30,10 @@ func EachHost(database *pgconn.Config) []*pgconn.Config {
 	return list
 }
 
-// Elsewhere returns the database with another host first, and how many others there are, if err is
-// one host's, and another may not give it: after a failover the primary that was left behind has no
-// standbys, but the new one may have some. Otherwise it returns the database as it is, and 0.
+// Elsewhere returns the database with another host first than the one that gave err, and how many
+// others there are. It does so only for an error that another host may not give: after a failover the
+// primary that was left behind has no standbys, but the new one may have some. For any other error it
+// returns the database as it is, and 0.
 func Elsewhere(database *pgconn.Config, err error) (next *pgconn.Config, others int) {
 	var e *Error
 	if !errors.As(err, &e) || e.at == nil {

@@ -91,7 +91,7 @@ func Rejected(err error, what string) error {
 // rejection is the error of a statement that the server has rejected.
 func rejection(pgErr *pgconn.PgError) *Error {
 	kind := Denied
-	if passes(pgErr) { // such as a pooler without a free connection
+	if mayPass(pgErr) { // such as a pooler without a free connection
 		kind = Unreachable
 	}
 	hint := ""
@@ -318,7 +318,7 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 		return text, Denied, "ALTER DATABASE " + databaseOf(cfg) + " ALLOW_CONNECTIONS true"
 	case e.Code == tooManyConnections:
 		return text, Unreachable, fullHint(e, cfg)
-	case passes(e):
+	case mayPass(e):
 		return text, Unreachable, visible.Text(e.Hint)
 	}
 	return text, Denied, visible.Text(e.Hint)

@@ -76,7 +76,7 @@ func (s *Session) StartHeartbeat() {
 	})
 }
 
-func (s *Session) beats() bool {
+func (s *Session) hasHeartbeat() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.timer != nil
@@ -93,7 +93,7 @@ func (s *Session) BeatAt(at boottime.Instant) {
 	}
 }
 
-// setBeat is BeatAt. It is called with the mutex locked.
+// setBeat is BeatAt, for a caller that holds mu.
 func (s *Session) setBeat(at boottime.Instant) error {
 	s.beatAt = at
 	if s.timer == nil {
@@ -153,7 +153,7 @@ func (s *Session) beat(timer timer) {
 				return
 			}
 		default: // the answer to the request that is under way will do, unless the heartbeat asks something
-			if beat.Then != nil && s.beatsInTurn.CompareAndSwap(false, true) {
+			if beat.Then != nil && s.beatQueued.CompareAndSwap(false, true) {
 				s.beating.Go(s.beatInTurn)
 			}
 		}
@@ -162,7 +162,7 @@ func (s *Session) beat(timer timer) {
 
 // beatInTurn sends a heartbeat after the requests that already wait for the connection.
 func (s *Session) beatInTurn() {
-	defer s.beatsInTurn.Store(false)
+	defer s.beatQueued.Store(false)
 	select {
 	case s.onWire <- struct{}{}:
 		_, _ = s.transmit(s.takeRequest()) // an error has ended the session
@@ -186,27 +186,27 @@ func (s *Session) silence() error {
 	second, depends, heard := s.second, s.depends, s.provenAt
 	s.mu.Unlock()
 	switch {
-	case depends && second.Deadline() < heard.Add(leasetime.HolderShare(s.cfg.Lease)) && second.unanswered():
+	case depends && second.Deadline() < heard.Add(leasetime.HolderShare(s.cfg.Lease)) && second.overdue():
 		return s.silentStandbys()
-	case !s.unanswered():
+	case !s.overdue():
 		return ErrStopped
 	}
 	return ErrSilent
 }
 
-// unanswered says whether the server has owed an answer for longer than one heartbeat
+// overdue says whether the server has owed an answer for longer than one heartbeat
 // interval.
-func (s *Session) unanswered() bool {
+func (s *Session) overdue() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.askedSince > s.provenAt && s.clock.now().Sub(s.askedSince) > leasetime.BeatEvery(s.cfg.Lease)
+	return s.unansweredSince > s.provenAt && s.clock.now().Sub(s.unansweredSince) > leasetime.BeatEvery(s.cfg.Lease)
 }
 
 // broken is the cause of the loss when the connection broke. At the deadline the guard may shut the
 // connection down before this process has noticed the deadline. Then the cause of the loss is the
 // silence before. (A session without a heartbeat may have asked nothing for as long.)
 func (s *Session) broken(cause error) error {
-	if s.beats() && s.clock.now() >= s.Deadline().Add(-s.cfg.Lease/10) {
+	if s.hasHeartbeat() && s.clock.now() >= s.Deadline().Add(-s.cfg.Lease/10) {
 		return s.silence()
 	}
 	return cause

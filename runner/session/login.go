@@ -122,19 +122,19 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	return answers, err
 }
 
-// readCommitted is a query before others that must not wait for other sessions' transactions. A
+// readCommitted is put before queries that must not wait for other sessions' transactions. A
 // role's defaults may make its transactions serializable, read only and deferrable, as PostgreSQL
 // recommends for reports. Then each of them waits while a serializable one that may write is under
 // way.
 const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
-// OwnNames is a query before others, in the same message: these find only PostgreSQL's own
+// OwnNames is put before other queries, in the same message. By it they find only PostgreSQL's own
 // operators and types. The server looks up the names of a statement before it evaluates any part of
 // it, so a statement that makes this setting itself would come too late.
 const OwnNames = "SET LOCAL search_path = " + safeSearchPath
 
-// Behind a pooler a connection may have any defaults of the role's, so these are put before a query, in
-// the same message: toRead, or ToWrite. A standby refuses ToWrite.
+// A pooler's connection may have any of the role's defaults. So one of these is put before a query, in
+// the same message. A standby refuses ToWrite.
 const (
 	toRead  = readCommitted + pooledSettings
 	ToWrite = readCommitted + " READ WRITE" + pooledSettings

@@ -49,7 +49,7 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := takeWire(pg, cfg)
+	s := hijack(pg, cfg)
 	s.server.began = s.server.began.Add(-answers.age)
 	s.server.identity, s.firstTry, s.loginAnswer = answers.identity, answers.first, answers.login
 	s.cfg.Database = way.pin(cfg.Database)
@@ -75,9 +75,9 @@ func goodbye(pg *pgconn.PgConn) {
 	_ = pg.Frontend().Flush()
 }
 
-// takeWire makes a session from a connection that has logged in. From then on nobody may
+// hijack makes a session from a connection that has logged in. From then on nobody may
 // call the connection's own methods, but for CancelRequest, which uses a connection of its own.
-func takeWire(pg *pgconn.PgConn, cfg Config) *Session {
+func hijack(pg *pgconn.PgConn, cfg Config) *Session {
 	allow(pg, math.MaxInt) // from now on each round trip counts what it keeps: see keepRow
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg, bootClock())
 	s.cancel, s.asIs = pg.CancelRequest, asIsSQL(pg, true)

@@ -113,7 +113,7 @@ func (s *Session) noQuorum() *Error {
 // silentStandbys is the cause of a loss if the second session is silent: ErrUnconfirmed and ErrSilent.
 // If this session's server answers, the text doesn't say that it does not.
 func (s *Session) silentStandbys() error {
-	if s.unanswered() {
+	if s.overdue() {
 		return fmt.Errorf("%w: %w", s.noQuorum(), ErrSilent)
 	}
 	return unspoken{s.noQuorum(), ErrSilent}
@@ -221,8 +221,8 @@ const (
 	NoSendersHint = "raise it, which takes a restart, or leave out --quorum"
 )
 
-// acquaint asks a quorum's new second session about the server's standbys.
-func (s *Session) acquaint(ctx context.Context, second *Session) error {
+// learnStandbys asks a quorum's new second session about the server's standbys.
+func (s *Session) learnStandbys(ctx context.Context, second *Session) error {
 	row, err := second.Row(ctx, 4, "SELECT pg_catalog.current_setting('synchronous_standby_names'), "+TimelineSQL+` > 1,
 	(SELECT coalesce(pg_catalog.string_agg(extract(epoch FROM pg_catalog.clock_timestamp() - backend_start)::text, ' ' ORDER BY backend_start), '')
 	FROM pg_catalog.pg_stat_replication WHERE state = 'streaming' AND sync_state <> 'async'), pg_catalog.current_setting('max_wal_senders')`)

@@ -86,7 +86,7 @@ func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 		if err != nil {
 			return nil, err
 		}
-		return takeWire(pg, cfg), nil
+		return hijack(pg, cfg), nil
 	}
 	second, err := openOne(ctx, cfg)
 	if err != nil {
@@ -95,7 +95,7 @@ func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	if !s.cfg.Transaction { // the server ends the second session when it is idle
 		second.StartHeartbeat()
 	}
-	if err = s.acquaint(ctx, second); err != nil {
+	if err = s.learnStandbys(ctx, second); err != nil {
 		second.Close()
 		return nil, err
 	}

@@ -95,7 +95,7 @@ type Session struct {
 
 	heartbeatOnce sync.Once
 	beating       sync.WaitGroup // for the heartbeat, and dependOn
-	beatsInTurn   atomic.Bool    // a heartbeat waits for the connection
+	beatQueued    atomic.Bool    // a heartbeat waits for the connection
 
 	renewed  chan boottime.Instant // the latest deadline; written with mu held
 	firstTry *string               // the answer to cfg.FirstTry, until it is taken
@@ -105,23 +105,23 @@ type Session struct {
 
 	openingSecond sync.Mutex // held while second is opened or dropped
 
-	mu          sync.Mutex // guards all that follows
-	state       state
-	end         error            // for requests that get no answer any more; nil before done is closed
-	current     *roundTrip       // the request that the reader's messages answer
-	provenAt    boottime.Instant // when the last answered request was sent
-	askedSince  boottime.Instant // when the first unanswered request was sent; if askedSince <= provenAt, no request is open
-	heartbeat   Heartbeat
-	timer       timer               // of the heartbeat, once that is started
-	beatAt      boottime.Instant    // when the next heartbeat is due
-	onAnswer    func()              // called by the reader after each answer
-	hearers     map[string]hearFunc // by channel
-	comment     describe.Comment    // before every query
-	loginAnswer string              // the answer to cfg.LoginQuestion
-	lacks       string              // the characters that the server is known to lack: see encoding.go
-	server      serverFacts
-	second      *Session // that commits for this one (second.go), or nil
-	depends     bool     // the second session's deadline and end count for this one, too
+	mu              sync.Mutex // guards all that follows
+	state           state
+	end             error            // for requests that get no answer any more; nil before done is closed
+	current         *roundTrip       // the request that the reader's messages answer
+	provenAt        boottime.Instant // when the last answered request was sent
+	unansweredSince boottime.Instant // when the first unanswered request was sent; if unansweredSince <= provenAt, no request is open
+	heartbeat       Heartbeat
+	timer           timer               // of the heartbeat, once that is started
+	beatAt          boottime.Instant    // when the next heartbeat is due
+	onAnswer        func()              // called by the reader after each answer
+	hearers         map[string]hearFunc // by channel
+	comment         describe.Comment    // before every query
+	loginAnswer     string              // the answer to cfg.LoginQuestion
+	lacks           string              // the characters that the server is known to lack: see encoding.go
+	server          serverFacts
+	second          *Session // that commits for this one (second.go), or nil
+	depends         bool     // the second session's deadline and end count for this one, too
 }
 
 // state says how a session ends. It only goes forward:
@@ -152,7 +152,8 @@ type serverFacts struct {
 // made it. The number comes from the server, so nobody can forge it.
 type hearFunc func(pid uint32, payload string)
 
-// LostError says that the session is gone, and with it every lock it held.
+// LostError says that the session has ended, by a loss or, with net.ErrClosed as its Cause, by Close.
+// Its locks are gone.
 type LostError struct {
 	// Cause is the server's last message or its silence, or the network's error.
 	Cause error

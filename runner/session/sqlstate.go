@@ -70,10 +70,10 @@ func QueueFull(err error) bool {
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (asyncQueueAdvanceTail)
 const QueueUsageSQL = "pg_catalog.pg_notification_queue_usage()"
 
-// passes says whether an error may pass by itself: it is about the connection, the server's
+// mayPass says whether an error may pass by itself: it is about the connection, the server's
 // resources and limits, its starts and stops, or a query that was canceled. The role's
 // statement_timeout may cancel one before the login has turned that off.
-func passes(e *pgconn.PgError) bool {
+func mayPass(e *pgconn.PgError) bool {
 	for _, class := range []string{classConnection, classResources, classOperatorShutdown} {
 		if strings.HasPrefix(e.Code, class) {
 			return true

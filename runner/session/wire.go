@@ -148,8 +148,8 @@ func (s *Session) transmit(r Request) (*roundTrip, error) {
 	if r.Last && s.state == stateOpen {
 		s.state = stateParting
 	}
-	if s.askedSince <= s.provenAt {
-		s.askedSince = rt.sent
+	if s.unansweredSince <= s.provenAt {
+		s.unansweredSince = rt.sent
 	}
 	comment := s.comment
 	s.mu.Unlock()
