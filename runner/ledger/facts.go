@@ -181,9 +181,5 @@ ORDER BY l.started DESC NULLS LAST`,
 func Keys(ctx context.Context, on session.Connection, prefix string, most int) ([]string, error) {
 	rows, err := on.Query(ctx, fmt.Sprintf("SELECT DISTINCT key FROM pglead.lock WHERE key IS NOT NULL AND pg_catalog.left(key, %d) = %s ORDER BY key LIMIT %d",
 		len([]rune(prefix)), quote(prefix), most))
-	var keys []string
-	for _, row := range rows {
-		keys = append(keys, row[0])
-	}
-	return keys, err
+	return column(rows, err)
 }

@@ -64,6 +64,18 @@ func among(key string, ids []lockkey.ID) string {
 	return fmt.Sprintf("key = pg_catalog.left(%s, %d) AND sub = %d AND number IN (%s)", quoteKey(key), mostKey, ids[0].ObjSubID(), numbers)
 }
 
+// column reads rows of one cell, the answer to a query that has maybe failed.
+func column(rows session.Rows, failed error) (cells []string, err error) {
+	cells = []string{}
+	for _, row := range rows {
+		r := reader{row: row}
+		if cells = append(cells, r.text()); r.err != nil {
+			return nil, r.err
+		}
+	}
+	return cells, failed
+}
+
 // reader reads a row, cell by cell. It remembers the first error.
 type reader struct {
 	row []string

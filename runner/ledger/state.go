@@ -86,10 +86,13 @@ WHERE (use <> 'call' OR EXISTS (SELECT 1 FROM own WHERE pg_catalog.strpos(prosrc
 AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = name AND relnamespace = pg_catalog.to_regnamespace('pglead')::oid
 	UNION ALL SELECT 1 FROM own WHERE proname = name)`)
 	for _, row := range rows {
-		if row[1] == "t" {
-			forRuns = append(forRuns, "pglead."+row[0])
-		} else {
-			others = append(others, "pglead."+row[0])
+		r := reader{row: row}
+		name, to := "pglead."+r.text(), &others
+		if r.truth() {
+			to = &forRuns
+		}
+		if *to = append(*to, name); r.err != nil {
+			return nil, nil, r.err
 		}
 	}
 	if err != nil || slices.Contains(forRuns, "pglead.setting") {
@@ -109,10 +112,7 @@ AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = name AND relna
 func Unreadable(ctx context.Context, on session.Connection) (tables []string, err error) {
 	rows, err := on.Query(ctx, `SELECT name FROM (VALUES ('pglead.lock'), ('pglead.run'), ('pglead.setting')) AS t(name)
 WHERE NOT pg_catalog.has_table_privilege(name, 'SELECT')`)
-	for _, row := range rows {
-		tables = append(tables, row[0])
-	}
-	return tables, err
+	return column(rows, err)
 }
 
 // Faults lists the missing privileges without which no run that uses the ledger starts: those of
@@ -130,11 +130,7 @@ UNION ALL
 SELECT pg_catalog.format('%s has no EXECUTE on pglead.%s', current_user, f.proname)
 FROM functions AS f WHERE NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
 ORDER BY 1`)
-	faults := []string{}
-	for _, row := range rows {
-		faults = append(faults, row[0])
-	}
-	return faults, err
+	return column(rows, err)
 }
 
 // Prune forgets keys whose last run is older than this, and older runs of other keys, and returns
@@ -152,7 +148,7 @@ func Prune(ctx context.Context, on session.Connection, older time.Duration) (gon
 			if len(rows) != 1 {
 				return gone, errAnswer
 			}
-			r := reader{row: rows[0][:1]}
+			r := reader{row: rows[0][:min(1, len(rows[0]))]}
 			gone += r.number()
 			if r.err != nil {
 				return gone, r.err

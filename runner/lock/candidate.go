@@ -137,10 +137,12 @@ func (c *Candidate) acquireOnce(ctx context.Context, prepare Prepare) (*Held, er
 		// Otherwise the next attempt, or the next run in a script, could still find the locks held. What a
 		// lost session had is left to the report.
 		if s.Err() == nil && (errors.As(err, new(*LedgerError)) || session.AnsweredError(err) != nil || errors.Is(err, session.ErrUnconfirmed)) {
-			_ = w.giveBack(ctx)
+			late, cancel := lateAfter(ctx) // the run may be asked to end by now, and its start was announced
+			_ = w.giveBack(late)
+			cancel()
 		}
 		s.Close()
-		w.preparation.giveUp() // which a debugger may delay
+		w.preparation.giveUp() // waits for the guard's start, which a debugger may delay
 		w.reportUnstarted(ctx)
 		return nil, err
 	}

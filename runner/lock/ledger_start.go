@@ -140,7 +140,9 @@ func (l *ledgerStart) noteStarted() {
 
 // giveUpRefused gives the locks back, and returns the ledger's refusal.
 func (b *bid) giveUpRefused(ctx context.Context, refusal error) error {
-	if err := b.giveBackAndLeave(ctx); err != nil {
+	late, cancel := lateAfter(ctx)
+	defer cancel()
+	if err := b.giveBackAndLeave(late); err != nil {
 		return err
 	}
 	if paused := (*ledger.PausedError)(nil); errors.As(refusal, &paused) {

@@ -43,7 +43,10 @@ func (w *waiter) join(ctx context.Context) error {
 	if w.place.has[ticketLock] {
 		return w.lookAgain(ctx)
 	}
-	found, err := w.listenAndLook(ctx, append(w.endFormerQueries(), w.ticketQuery())...)
+	if err := w.endFormer(ctx); err != nil {
+		return err
+	}
+	found, err := w.listenAndLook(ctx, w.ticketQuery())
 	if err != nil {
 		return err
 	}
@@ -55,17 +58,22 @@ func (w *waiter) join(ctx context.Context) error {
 	return w.actOnLook(ctx, found)
 }
 
-// endFormerQueries end the candidate's previous session, if it had one and the server still has it,
-// as it may after a partition. That session would keep its place in line, and also the lock, if its
-// last try was granted. It is identified by its number and its ticket.
-func (w *waiter) endFormerQueries() []string {
+// endFormer ends the candidate's previous session, if it had one and the server still has it, as it
+// may after a partition. That session would keep its place in line, and also the lock, if its last
+// try was granted. It is identified by its number and its ticket. If this role may not end it, the
+// server will.
+func (w *waiter) endFormer(ctx context.Context) error {
 	former := w.candidate.wait.former
 	if former.ticket == 0 || w.cfg.Claim.Shared { // readers may share a ticket
 		return nil
 	}
-	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
+	err := w.send(ctx, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
 WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
-		endPatience.Milliseconds(), advisory.InThisDatabaseSQL, advisory.InLinesSQL(w.cfg.Claim.lines()...), former.ticket, advisory.IsTicketSQL, former.backend)}
+		endPatience.Milliseconds(), advisory.InThisDatabaseSQL, advisory.InLinesSQL(w.cfg.Claim.lines()...), former.ticket, advisory.IsTicketSQL, former.backend))
+	if session.AnsweredError(err) != nil {
+		return nil
+	}
+	return err
 }
 
 // endPatience is how long the server waits for a session that it was told to end.

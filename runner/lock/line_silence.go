@@ -11,6 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/evidence"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // A holder whose host is dead or cut off sends no more requests. The first in line sees the number
@@ -102,12 +103,17 @@ func (b *bid) heldBy(pid uint32, found *evidence.Look) (ids []lockkey.ID) {
 // that is ending a session frees its lock first, and shows the session for a moment longer. So a
 // start that was heard after that may be another holder's, and still counts.
 func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, found *evidence.Look) error {
-	rows, err := w.Session.Query(ctx, fmt.Sprintf(`SELECT CASE
+	ask := func(end string) (session.Rows, error) {
+		return w.Session.Query(ctx, fmt.Sprintf("SELECT %s\nFROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND %s",
+			end, s.PID, s.Opened, s.Changed, describe.RequestSQL(s.Request)))
+	}
+	rows, err := ask(`CASE
 		WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
-		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END
-FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND %s`,
-		s.PID, s.Opened, s.Changed, describe.RequestSQL(s.Request)))
+		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END`)
+	if session.HasCode(err, session.InsufficientPrivilege) { // somebody has revoked the function itself
+		rows, err = ask("false")
+	}
 	if err != nil {
 		return w.cfg.Claim.rejected(err)
 	}

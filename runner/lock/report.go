@@ -186,9 +186,13 @@ func (r *report) try(ctx context.Context) error {
 	if !r.announces {
 		return nil
 	}
+	var ends []string
 	queries = nil
 	for _, b := range r.bids {
-		queries = append(queries, b.announceDeathQueries()...)
+		ends, queries = append(ends, b.endLostQueries()...), append(queries, b.announceDeathQueries()...)
+	}
+	if _, err := s.Query(ctx, ends...); len(ends) > 0 && err != nil && session.AnsweredError(err) == nil {
+		return r.bids[0].cfg.Claim.rejected(err)
 	}
 	if _, err := s.Query(ctx, queries...); err != nil {
 		return r.bids[0].cfg.Claim.rejected(err)
@@ -197,15 +201,19 @@ func (r *report) try(ctx context.Context) error {
 	return nil
 }
 
-// announceDeathQueries are the queries that end a run's lost session and announce, for each lock,
-// that its command is dead. If the session was lost in the release, its name may show the end by
-// now. A list has closed its own.
-func (b *bid) announceDeathQueries() (queries []string) {
+// endLostQueries are the queries that end a run's lost session, if this role may. If that was lost in
+// the release, its name may show the end by now. A list has closed its own.
+func (b *bid) endLostQueries() (queries []string) {
 	if !b.cfg.ofList {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE %s AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
 			b.Session.BackendPID(), describe.ShowsTokenSQL("application_name", b.Token)))
 	}
+	return queries
+}
+
+// announceDeathQueries announce, for each lock, that its command is dead.
+func (b *bid) announceDeathQueries() (queries []string) {
 	for _, l := range b.Locks() {
 		queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.endPayloadSQL(evidence.Dead)))
 	}

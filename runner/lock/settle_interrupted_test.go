@@ -228,3 +228,28 @@ func TestRestRejected(t *testing.T) {
 		t.Errorf("the ledger has %q", got)
 	}
 }
+
+// TestInterruptedAtLockedLedger: a run is asked to end while the ledger's tables are locked, after it
+// has announced its start. It gives its locks back with a word, so that the next one starts at once.
+func TestInterruptedAtLockedLedger(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	query(t, server, "ALTER FUNCTION pglead.start_rest_1 SET lock_timeout = '1s'") // the answer comes while it is still waited for
+	without := func(numbers ...int64) lock.Config { return leased(config(t, dsn, exclusive(numbers...)), longest) }
+	h := acquire(t, without(7))
+	interrupted := contend(t, ledgered(without(6, 7)))
+	inLine(t, server, id(7), 1)
+	next := contend(t, without(6))
+	inLine(t, server, id(6), 1)
+	plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock")
+	release(t, h)
+	eventually(t, "it waits for the ledger", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%start_rest_1%'")[0] == "1"
+	})
+	interrupted.stop()
+	<-interrupted.done
+	next.held(t)
+	if delayed(next) {
+		t.Errorf("it has waited for a run that never began: %v", next.said())
+	}
+}

@@ -35,6 +35,7 @@ transaction, transaction_trips, quorum, quorum_unconfirmed                      
 list, list_exchange, list_ends, list_deadlines                                          a list
 ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, ledger_pause         the ledger
 ledger_close_dead, ledger_restored                                                      the same
+right_to_end                                                                            roles without rights
 canceled, nonsense_answers                                                              what servers may answer
 setup, setup_relay, setup_slowrelay, leak, export                                       for all tests
 `

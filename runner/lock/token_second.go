@@ -2,7 +2,6 @@ package lock
 
 import (
 	"context"
-	"strconv"
 
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock/evidence"
@@ -21,8 +20,8 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := strconv.ParseInt(row[0], 10, 64); err != nil {
-		return session.NotPostgreSQL()
+	if err := b.keepToken(row[0], row[1]); err != nil { // from now on the start may have been announced
+		return err
 	}
 	var queries []string
 	if b.cfg.announces() {
@@ -41,10 +40,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 	if err != nil {
 		return b.cfg.Claim.rejected(err)
 	}
-	if err := b.areListed(answers[len(answers)-1]); err != nil {
-		return err
-	}
-	return b.keepToken(row[0], row[1])
+	return b.areListed(answers[len(answers)-1])
 }
 
 // tokenOnSecond draws the token on the second connection. With a quorum its commit waits for the

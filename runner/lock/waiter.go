@@ -132,7 +132,9 @@ func (w *waiter) standInLine(ctx context.Context) error {
 		if rest <= 0 {
 			return nil
 		}
-		if err := w.sleep(ctx, min(rest, time.Until(w.turn.Next())), w.listener.news); err != nil {
+		rest = max(0, min(rest, time.Until(w.turn.Next())))
+		w.cfg.SayTrying(rest) // the next look may be minutes away in a long line
+		if err := w.sleep(ctx, rest, w.listener.news); err != nil {
 			return err
 		}
 		if w.called.Swap(false) {
@@ -214,7 +216,8 @@ const (
 // what there is, the draw travels along. Without the lock it draws nothing.
 func (w *waiter) tryInBurst(ctx context.Context) (granted bool, err error) {
 	locks, queries := w.cfg.Claim.locks(), []string{w.burstQuery(0)}
-	draws := w.cfg.drawsWithTry() && (w.startsAtOnce(locks) || w.drawStartsRun(locks))
+	starts := w.drawStartsRun(locks) // another start may be heard meanwhile
+	draws := w.cfg.drawsWithTry() && (w.startsAtOnce(locks) || starts)
 	if draws {
 		queries = append(queries, w.drawQuery(locks, w.leaveSQL()...))
 	}
@@ -223,7 +226,7 @@ func (w *waiter) tryInBurst(ctx context.Context) (granted bool, err error) {
 	answers, err := w.Session.Ask(later, session.Request{SQL: queries})
 	if err != nil {
 		// If the ledger failed, settle finds out more.
-		if !draws || !w.drawStartsRun(locks) || session.AnsweredError(err) == nil || len(answers[0]) == 0 {
+		if !draws || !starts || session.AnsweredError(err) == nil || len(answers[0]) == 0 {
 			return false, w.cfg.Claim.rejected(err)
 		}
 		draws = false
