@@ -37,8 +37,8 @@ func beginning(s string) string {
 	return s
 }
 
-// cells is how many cells of a terminal a text takes: a Chinese character or an emoji takes two, and
-// a combining mark none.
+// cells is how many cells of a terminal a text takes: a Chinese character or an emoji takes two,
+// and a combining mark none.
 func cells(s string) (n int) {
 	for _, r := range s {
 		n += cellsOf(r)

@@ -34,8 +34,8 @@ type Config struct {
 }
 
 // CommandObserver is told of the command, and of each pause before a wait for the locks.
-// Config.Lock.Observer is told of the wait itself. Each of its functions may be nil, and may block for
-// a second at most, as when systemd does not read.
+// Config.Lock.Observer is told of the wait itself. Each of its functions may be nil, and may block
+// for a second at most, as when systemd does not read.
 type CommandObserver struct {
 	// Started is called when the command has been started.
 	Started func()

@@ -137,8 +137,8 @@ type each struct {
 // end ends the list with the error of one worker.
 func (e *each) end(err error) { e.cancel(&endOfList{err}) }
 
-// endOfList is the error of all other workers then. It doesn't wrap the error of the first: that one
-// is about the first worker's item, not about theirs.
+// endOfList is the error of all other workers then. It doesn't wrap the error of the first: that
+// one is about the first worker's item, not about theirs.
 type endOfList struct{ reason error }
 
 func (e *endOfList) Error() string { return "the list has ended: " + e.reason.Error() }
@@ -207,8 +207,8 @@ func (e *each) openList(ctx context.Context) (*lock.List, error) {
 	return lock.OpenList(ctx, cfg, e.cfg.List, e.hear)
 }
 
-// workingList returns the list of all workers. With transactions it opens a new session, which leave
-// closes.
+// workingList returns the list of all workers. With transactions it opens a new session, which
+// leave closes.
 func (e *each) workingList(ctx context.Context) (l *lock.List, leave func(), err error) {
 	if e.common != nil {
 		return e.common, func() {}, nil

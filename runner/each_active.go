@@ -12,8 +12,8 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// activeItem is an item that a worker is at, from the first try for its lock until that is released.
-// Its run is its command under that lock.
+// activeItem is an item that a worker is at, from the first try for its lock until that is
+// released. Its run is its command under that lock.
 type activeItem struct {
 	Task
 	item    string

@@ -208,8 +208,8 @@ func TestEachEndsWhileItReports(t *testing.T) {
 	}
 }
 
-// TestEachReportsAfterSignal: a signal came before the loss of a lock. Those who wait are told that its
-// command is dead all the same.
+// TestEachReportsAfterSignal: a signal came before the loss of a lock. Those who wait are told that
+// its command is dead all the same.
 func TestEachReportsAfterSignal(t *testing.T) {
 	server := testserver.Start(t, nil)
 	p, signals := signalsTo(t)

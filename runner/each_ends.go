@@ -6,8 +6,8 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// mostEnds is how many of the latest ends are remembered at least; twice as many are the most. A list
-// may have more items, and anybody may announce ends of others.
+// mostEnds is how many of the latest ends are remembered at least; twice as many are the most. A
+// list may have more items, and anybody may announce ends of others.
 const mostEnds = 1 << 19
 
 // itemEnds are how the latest items ended, here and elsewhere, by their names.

@@ -14,8 +14,8 @@ import (
 )
 
 // TestEndsIfNotFreed: the server refuses to free an item's lock, so the list has to end, and its
-// session with it. So it is with the lock of a command that has ended, and with one that was fetched
-// ahead in vain.
+// session with it. So it is with the lock of a command that has ended, and with one that was
+// fetched ahead in vain.
 func TestEndsIfNotFreed(t *testing.T) {
 	server := testserver.Start(t, nil)
 	testserver.Query(t, server, `ALTER FUNCTION pg_catalog.pg_advisory_unlock(bigint) RENAME TO really_unlock;

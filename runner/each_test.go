@@ -233,8 +233,9 @@ func TestDelayedAhead(t *testing.T) {
 	}
 }
 
-// TestAheadUntilEnd: a worker that fetches ahead, and finds nothing but items that others have, tries
-// no more of them once the command that runs has ended: that command's lock has to be released.
+// TestAheadUntilEnd: a worker that fetches ahead, and finds nothing but items that others have,
+// tries no more of them once the command that runs has ended: that command's lock has to be
+// released.
 func TestAheadUntilEnd(t *testing.T) {
 	server := testserver.Start(t, nil)
 	other, err := pgconn.Connect(t.Context(), server.DSN("postgres"))

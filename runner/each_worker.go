@@ -39,8 +39,8 @@ type worker struct {
 	// hands to the loop what it fetched.
 	last       *activeItem // its command has ended, and its lock is not released yet; or nil
 	pushedBack *string     // an item that was fetched too early: it comes before those in the queue
-	// ahead is nil unless the worker fetches ahead. It is closed when the command that runs meanwhile
-	// has ended.
+	// ahead is nil unless the worker fetches ahead. It is closed when the command that runs
+	// meanwhile has ended.
 	ahead <-chan struct{}
 }
 
@@ -171,10 +171,10 @@ func (w *worker) pick(ctx context.Context) (*activeItem, error) {
 	}
 }
 
-// nextItem is the item that was pushed back or, without that, the next in the queue. If the queue is
-// empty, nextItem releases the last command's lock, and waits. If it fetches ahead, it doesn't wait,
-// and there is no next item once the command that runs has ended. Nor is there one once ctx has
-// ended.
+// nextItem is the item that was pushed back or, without that, the next in the queue. If the queue
+// is empty, nextItem releases the last command's lock, and waits. If it fetches ahead, it doesn't
+// wait, and there is no next item once the command that runs has ended. Nor is there one once ctx
+// has ended.
 func (w *worker) nextItem(ctx context.Context) (item string, ok bool) {
 	defer func() { ok = ok && ctx.Err() == nil }()
 	select {

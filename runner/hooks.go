@@ -39,8 +39,8 @@ func (h Hooks) of(event hookEvent) (command string) {
 // systemd allows 90 s for a whole stop.
 const hookMost = 10 * time.Second
 
-// wholeHookMost is how long this process waits for a hook and for the end of what it leaves running.
-// If these can't be killed by then, this process goes on without them.
+// wholeHookMost is how long this process waits for a hook and for the end of what it leaves
+// running. If these can't be killed by then, this process goes on without them.
 const wholeHookMost = 2 * hookMost
 
 // awaitHooks waits for the hooks at this process's end, and says how long that may take.
@@ -65,8 +65,9 @@ func (r *run) hook(event hookEvent, reason error) {
 	r.queueHook(env, command, func(what string) { r.log.Warn(fmt.Sprintf("--on-%s: %s", event, what), "event", "hook") })
 }
 
-// mostQueuedHooks limits the hooks that wait for their turn. While a lock comes and goes all the time
-// and the hooks are slow, the alarms would come later and later, and this process could not end.
+// mostQueuedHooks limits the hooks that wait for their turn. While a lock comes and goes all the
+// time and the hooks are slow, the alarms would come later and later, and this process could not
+// end.
 const mostQueuedHooks = 8
 
 // queueHook runs a hook after those before it. A hook may move an address, and the last one has to

@@ -21,8 +21,8 @@ const (
 
 // LeadConfig is a node's candidacy.
 type LeadConfig struct {
-	// Config's Splay is the longest random wait before the first candidacy. Without it the node that
-	// is always up first would always lead. The Wait of its Lock is not used.
+	// Config's Splay is the longest random wait before the first candidacy. Without it the node
+	// that is always up first would always lead. The Wait of its Lock is not used.
 	Config
 	Restart Restart
 }

@@ -49,8 +49,8 @@ func (s *supervision) linger() {
 	}
 }
 
-// awaitRecord waits until the ledger has the end, or the try has failed: for as long as the server may
-// take for an answer. It calls hurry once a signal asks, or has asked, this process to end.
+// awaitRecord waits until the ledger has the end, or the try has failed: for as long as the server
+// may take for an answer. It calls hurry once a signal asks, or has asked, this process to end.
 func (s *supervision) awaitRecord(recorded <-chan struct{}, hurry func()) {
 	for {
 		if s.run.asked.Has(BySignal) {

@@ -105,8 +105,8 @@ func mayHaveRun(err error) bool {
 	return errors.As(err, &guard) && guard.MayHaveRun
 }
 
-// Asked is the set of what has asked a command to end: a second one may ask before it has ended. With
-// ByTimeout the run counts as timed out, and otherwise as stopped.
+// Asked is the set of what has asked a command to end: a second one may ask before it has ended.
+// With ByTimeout the run counts as timed out, and otherwise as stopped.
 type Asked uint8
 
 // What may ask.

@@ -3,9 +3,9 @@
 //
 // Read it in this order: Run, runOnce, acquire (lock.Candidate opens the session and takes the
 // lock), runCommand, startSupervised (child.Guard starts what command.go describes), supervise (the
-// one select that waits for lock and command alike), finish (release.go). lead.go runs
-// again and again, and linger.go is --min-hold. The files each*.go are only for pglead each. The rest
-// is there to be looked up.
+// one select that waits for lock and command alike), finish (release.go). lead.go runs again and
+// again, and linger.go is --min-hold. The files each*.go are only for pglead each. The rest is
+// there to be looked up.
 package runner
 
 import (

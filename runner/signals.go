@@ -92,10 +92,10 @@ func (t *signalTaker) handOver() (kept []keptSignal) {
 	return t.kept
 }
 
-// endsCommand says whether a signal asks a command to end, and this process with it. HUP and QUIT may
-// not: a daemon reloads its configuration on HUP, and a virtual machine lists its threads on QUIT.
-// If the command dies of one of them, that signal counts as having asked for the end. The meaning
-// of other signals is up to the command.
+// endsCommand says whether a signal asks a command to end, and this process with it. HUP and QUIT
+// may not: a daemon reloads its configuration on HUP, and a virtual machine lists its threads on
+// QUIT. If the command dies of one of them, that signal counts as having asked for the end. The
+// meaning of other signals is up to the command.
 func endsCommand(sig unix.Signal) bool { return sig == unix.SIGTERM || sig == unix.SIGINT }
 
 // endsPglead says whether a signal ends this process while no command runs. (Only a command could

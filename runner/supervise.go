@@ -144,8 +144,8 @@ func (s *supervision) aliveTicks() (tick <-chan time.Time, stop func()) {
 }
 
 // replayKept passes on the signals that came while the command was being started. One that came
-// before the command was there is sent to it in any case. A later one is forwarded, as in the select:
-// the terminal may have sent it to the command, too.
+// before the command was there is sent to it in any case. A later one is forwarded, as in the
+// select: the terminal may have sent it to the command, too.
 func (s *supervision) replayKept() {
 	for _, sig := range s.kept {
 		if sig.at < s.command.Born().Add(execTime) {
@@ -202,8 +202,8 @@ func (s *supervision) signalled(sig unix.Signal) {
 	s.startKillAfter(s.run.cfg.KillAfterSignal)
 }
 
-// takeRest takes what had arrived when the tree ended. The command may have received the signals, too,
-// and have ended because of them with exit status 0. Such a run is no success for --once-per.
+// takeRest takes what had arrived when the tree ended. The command may have received the signals,
+// too, and have ended because of them with exit status 0. Such a run is no success for --once-per.
 func (s *supervision) takeRest() {
 	for len(s.run.signals) > 0 {
 		s.signalled((<-s.run.signals).(unix.Signal))

@@ -126,8 +126,8 @@ func TestSignalAfterLoss(t *testing.T) {
 	}
 }
 
-// TestLostAtRelease: if the lock can't be released, the hook for a loss is called, and not the one for
-// a release.
+// TestLostAtRelease: if the lock can't be released, the hook for a loss is called, and not the one
+// for a release.
 func TestLostAtRelease(t *testing.T) {
 	server := testserver.Start(t, nil)
 	p, signals := signalsTo(t)
@@ -148,8 +148,8 @@ func TestLostAtRelease(t *testing.T) {
 	}
 }
 
-// TestSignalBeforeStart: a signal comes when the lock is there, and before the command starts. It is
-// not started, and the lock is free.
+// TestSignalBeforeStart: a signal comes when the lock is there, and before the command starts. It
+// is not started, and the lock is free.
 func TestSignalBeforeStart(t *testing.T) {
 	server := testserver.Start(t, nil)
 	p, signals := signalsTo(t)

@@ -105,8 +105,8 @@ func TestUnkillable(t *testing.T) {
 	outlives(t, cmd, pipe)
 }
 
-// TestUnkillableHook: a hook that can't be killed doesn't keep pglead from ending, nor later hooks from
-// being run.
+// TestUnkillableHook: a hook that can't be killed doesn't keep pglead from ending, nor later hooks
+// from being run.
 func TestUnkillableHook(t *testing.T) {
 	requireRoot(t, "a setuid program")
 	dsn, dir := openServer(t), openDir(t)

@@ -141,8 +141,8 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// TestTooLate: a command is not started after the deadline, whether that had passed before the guard
-// was asked, or passed before the guard came to it.
+// TestTooLate: a command is not started after the deadline, whether that had passed before the
+// guard was asked, or passed before the guard came to it.
 func TestTooLate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "started")
 	late := child.Spec{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now().Add(-1)}

@@ -23,8 +23,8 @@ func Listed(p *Parent) []int {
 	return slices.Clone(p.guards)
 }
 
-// AskToStart asks a guard to start a command, as StartCommand does in a process that is stopped after
-// it has looked at the time, and ends the guard.
+// AskToStart asks a guard to start a command, as StartCommand does in a process that is stopped
+// after it has looked at the time, and ends the guard.
 func AskToStart(g *Guard, spec Spec) error {
 	err := writeMessage(g.control, msgStart, g.encoded(spec))
 	if err == nil {

@@ -196,9 +196,9 @@ func (g *Guard) reap() {
 	}
 }
 
-// tryReap reaps the guard if it is dead, and says whether it is reaped. It holds both mutexes, since
-// its process number becomes free: signal must not hit the next process that has it, and the list of
-// guards must not lose that, if it is a guard, too.
+// tryReap reaps the guard if it is dead, and says whether it is reaped. It holds both mutexes,
+// since its process number becomes free: signal must not hit the next process that has it, and the
+// list of guards must not lose that, if it is a guard, too.
 func (g *Guard) tryReap() bool {
 	g.parent.mu.Lock()
 	defer g.parent.mu.Unlock()

@@ -64,8 +64,8 @@ type guardProcess struct {
 
 	// The control group of its commands. When a command has ended the group is empty, or else the
 	// guard ends, too, so the next command can have the same group. To make and remove a group for
-	// each command would take a quarter of the time of a fork. (If a command writes a limit into the
-	// group's own files, such as pids.max, the limit holds for the next one, too.)
+	// each command would take a quarter of the time of a fork. (If a command writes a limit into
+	// the group's own files, such as pids.max, the limit holds for the next one, too.)
 	cgroup     string   // or empty
 	cgroupDir  *os.File // or nil
 	cgroupKill int      // the group's cgroup.kill, or -1
@@ -197,8 +197,8 @@ func (g *guardProcess) reportDeath() error {
 	return err
 }
 
-// waitMost limits each wait. If a SIGCHLD was missed, the guard notices a stopped command, or a dead
-// orphan, that much later at most.
+// waitMost limits each wait. If a SIGCHLD was missed, the guard notices a stopped command, or a
+// dead orphan, that much later at most.
 const waitMost = 10 * time.Second
 
 // await waits for whatever comes first, and deals with it. SIGCHLD interrupts the wait, too.

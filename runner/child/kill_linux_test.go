@@ -62,8 +62,9 @@ func TestKillWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// TestGuardDiesWithoutDescriptors: a guard is killed while this process may open no file, and so can't
-// see what the guard has left behind. The command does not count as dead before that has been seen.
+// TestGuardDiesWithoutDescriptors: a guard is killed while this process may open no file, and so
+// can't see what the guard has left behind. The command does not count as dead before that has been
+// seen.
 func TestGuardDiesWithoutDescriptors(t *testing.T) {
 	parent, err := child.NewParent(nil)
 	if err != nil {

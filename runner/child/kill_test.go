@@ -95,8 +95,8 @@ func startReluctant(t *testing.T, socket syscall.Conn, spec child.Spec) (c *chil
 	return c, there("told")
 }
 
-// TestKillInGrace: an order to kill leaves no grace, also if the lock was lost before that. Then the
-// loss is what has ended the tree.
+// TestKillInGrace: an order to kill leaves no grace, also if the lock was lost before that. Then
+// the loss is what has ended the tree.
 func TestKillInGrace(t *testing.T) {
 	for name, tt := range map[string]struct {
 		lease  time.Duration
@@ -130,8 +130,8 @@ func TestStoppedInGrace(t *testing.T) {
 	}
 }
 
-// TestGraceOfRenewed: the grace counts from the deadline as it was renewed, so pglead does not think
-// that a guard which leaves it to the command is late.
+// TestGraceOfRenewed: the grace counts from the deadline as it was renewed, so pglead does not
+// think that a guard which leaves it to the command is late.
 func TestGraceOfRenewed(t *testing.T) {
 	deadline := boottime.Now().Add(3 * time.Second)
 	c, told := startReluctant(t, nil, child.Spec{Deadline: deadline, LostGrace: time.Hour, GuardPatience: time.Second})
@@ -163,8 +163,8 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestBriefLeftovers: what outlives the command for an instant is not left over. A busy machine may take
-// longer than that.
+// TestBriefLeftovers: what outlives the command for an instant is not left over. A busy machine may
+// take longer than that.
 func TestBriefLeftovers(t *testing.T) {
 	for range 50 {
 		c, err := newGuard(t, nil).StartCommand(t.Context(), child.Spec{

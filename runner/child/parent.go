@@ -201,8 +201,8 @@ func (p *Parent) nameOrphans(g *Guard) string {
 }
 
 // killOrphans kills, in this round, what dead guards have left behind, and returns those children
-// that are not reaped yet. An error says that there may be more: until all were seen to be dead, the
-// lock has to stay held.
+// that are not reaped yet. An error says that there may be more: until all were seen to be dead,
+// the lock has to stay held.
 func (p *Parent) killOrphans(round int) (left []int, unseen error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

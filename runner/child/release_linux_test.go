@@ -50,8 +50,8 @@ func TestReleasedOnce(t *testing.T) {
 	testserver.Eventually(t, "the guard ends", func() bool { return unix.Kill(guard, 0) == unix.ESRCH })
 }
 
-// TestReleaseWaits: a release for which the socket has no room is written when there is room. The guard
-// waits for a second at most, so a busy machine may need several tries.
+// TestReleaseWaits: a release for which the socket has no room is written when there is room. The
+// guard waits for a second at most, so a busy machine may need several tries.
 func TestReleaseWaits(t *testing.T) {
 	for range 10 {
 		before, said := releaseIntoFull(t)

@@ -215,8 +215,8 @@ func TestOrdersAreNotForTheNext(t *testing.T) {
 	}
 }
 
-// TestReusedGuardKills: the second command is killed as the first would be, with all that it started, for
-// whatever reason.
+// TestReusedGuardKills: the second command is killed as the first would be, with all that it
+// started, for whatever reason.
 func TestReusedGuardKills(t *testing.T) {
 	const breadth = 5
 	for name, kill := range map[string]func(*child.Child) child.Ending{
@@ -322,8 +322,8 @@ func TestAgainUntold(t *testing.T) {
 	}
 }
 
-// TestVanishStarting: when this process is gone before it has read that the command has started, the
-// guard kills the command, and writes the release.
+// TestVanishStarting: when this process is gone before it has read that the command has started,
+// the guard kills the command, and writes the release.
 func TestVanishStarting(t *testing.T) { releasesFor(t, child.Spec{}, child.VanishStarting) }
 
 // releasesFor fails unless the guard of `true` writes the release for this process, which vanishes.

@@ -29,8 +29,8 @@ func (e *GuardError) Error() string { return e.text }
 const killedHint = "was it killed by hand, by the kernel for want of memory (dmesg), or by a limit on processes (ulimit -u, pids.max)?"
 
 var (
-	// ErrNotStarted says that the guard had died before it could read what to start. Another one may
-	// be asked to start it.
+	// ErrNotStarted says that the guard had died before it could read what to start. Another one
+	// may be asked to start it.
 	ErrNotStarted = &GuardError{false, "the guard process died before the command was started", killedHint}
 	// ErrGuardDied is for a command that ran: see GuardDied.
 	ErrGuardDied = &GuardError{true, "the guard process died; the command and what it had started were killed", killedHint}

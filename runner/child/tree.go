@@ -18,9 +18,9 @@ const (
 	// then at twice the interval, up to retryMost.
 	retryFirst = time.Millisecond
 	retryMost  = 100 * time.Millisecond
-	// A tree that is alive after deepRounds rounds may be deep: a round reaches only one level of it.
-	// One that is alive after stubbornRounds rounds may fork faster than it is
-	// killed. What is left after unkillableAfter is reported.
+	// A tree that is alive after deepRounds rounds may be deep: a round reaches only one level of
+	// it. One that is alive after stubbornRounds rounds may fork faster than it is killed. What is
+	// left after unkillableAfter is reported.
 	deepRounds      = 3
 	stubbornRounds  = 30
 	unkillableAfter = time.Second
@@ -93,9 +93,9 @@ func stopDescendants(skip []int) {
 }
 
 // killBelow is one round of a kill of all that is below this process, except what is in skip. It
-// kills the direct children. Their children become direct ones, which the next round kills. In round
-// deepRounds it kills all descendants, so that a deep tree takes no round for each of its levels. It
-// returns the children that are not reaped yet.
+// kills the direct children. Their children become direct ones, which the next round kills. In
+// round deepRounds it kills all descendants, so that a deep tree takes no round for each of its
+// levels. It returns the children that are not reaped yet.
 func killBelow(round int, list func() []int, skip []int) (left []int) {
 	if round%stubbornRounds == stubbornRounds-1 {
 		stopDescendants(skip)
@@ -133,8 +133,8 @@ func signalAll(list []proc, sig unix.Signal) {
 }
 
 // nameProcs names processes for a message: sleep (123), sh (124) and 3 more. It says whether a
-// process is dead but can't be reaped, which process traces it, and what more, unless it is nil, says
-// of it.
+// process is dead but can't be reaped, which process traces it, and what more, unless it is nil,
+// says of it.
 func nameProcs(list []proc, more func(proc) string) string {
 	const most = 5
 	var names []string
@@ -157,8 +157,8 @@ func nameProcs(list []proc, more func(proc) string) string {
 	return strings.Join(names, ", ")
 }
 
-// keptAlive says what keeps SIGKILL from ending a process, if that can be seen: it is another user's,
-// or in an uninterruptible wait, mostly for a disk or a network file system.
+// keptAlive says what keeps SIGKILL from ending a process, if that can be seen: it is another
+// user's, or in an uninterruptible wait, mostly for a disk or a network file system.
 func (p proc) keptAlive() string {
 	switch {
 	case errors.Is(unix.Kill(p.pid, 0), unix.EPERM):

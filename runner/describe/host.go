@@ -12,9 +12,9 @@ const (
 	leftOut   = "*" // no host's name has it
 )
 
-// ShortHost is a host as such a session's name shows it: encoded, since the server shows other bytes
-// in its own way, and without its middle, if it is too long. What tells hosts apart may be at the
-// beginning, as in a domain name, or at the end, as in a pod's.
+// ShortHost is a host as such a session's name shows it: encoded, since the server shows other
+// bytes in its own way, and without its middle, if it is too long. What tells hosts apart may be at
+// the beginning, as in a domain name, or at the end, as in a pod's.
 func ShortHost(host string) string {
 	escaped := escapeShort(host, mostNamed)
 	if len(escaped) <= mostShort {
@@ -25,7 +25,8 @@ func ShortHost(host string) string {
 }
 
 // HostRankSQL is an SQL expression that ranks a row of pg_stat_activity by how surely it is of this
-// ShortHost: 0 by its comment; 1 by its name, which every role sees, but may be cut off; and else 2.
+// ShortHost: 0 by its comment; 1 by its name, which every role sees, but may be cut off; and else
+// 2.
 func HostRankSQL(short string) string {
 	begin, end, cut := strings.Cut(short, leftOut)
 	inComment := likeable(begin)

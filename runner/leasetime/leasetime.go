@@ -1,5 +1,5 @@
-// Package leasetime has the times that follow from the length of a lease. They count from the moment
-// at which a holder sent its last request that the server answered:
+// Package leasetime has the times that follow from the length of a lease. They count from the
+// moment at which a holder sent its last request that the server answered:
 //
 //	0        1/5       1/3               3/5   2/3           9/10   1
 //	├─────────┼─────────┼─────────────────┼─────┼──────────────┼─────┤
@@ -17,8 +17,8 @@ package leasetime
 import "time"
 
 // Most is the longest lease. The ledger shortens a longer one to this. A third of the lease is also
-// the idle time before TCP's first keep-alive, which Linux limits to 32,767 s. The server's settings
-// have the lease in milliseconds, as an int.
+// the idle time before TCP's first keep-alive, which Linux limits to 32,767 s. The server's
+// settings have the lease in milliseconds, as an int.
 const Most = 24 * time.Hour
 
 // BeatEvery is how often the holder of a lock asks the server for a sign of life. Two heartbeats

@@ -157,8 +157,8 @@ ORDER BY l.started DESC NULLS LAST`,
 		case "f":
 			fact.Last.Outcome, fact.Last.Ended, vanished = Lost, time.Time{}, true
 		default:
-			// Before is a later run, whose command was missing, or the one before a start whose command
-			// never began.
+			// Before is a later run, whose command was missing, or the one before a start whose
+			// command never began.
 			if !fact.Before.Started.IsZero() || fact.Last.Outcome == Stopped && fact.Last.Status == nil {
 				fact.Last, fact.Before = fact.Before, Entry{ID: id, Key: key}
 			}

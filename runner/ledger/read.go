@@ -40,15 +40,16 @@ const heldSQL = `((number, sub) IN (SELECT p.classid::bigint << 32 | p.objid::bi
 // lock that it has taken ahead, and a run may be interrupted before its command. These are no runs.
 const begunSQL = "(r.outcome <> 'stopped' OR r.status IS NOT NULL)"
 
-// epoch is an SQL expression for microseconds since 1970, or the word infinity. That is also said of
-// a time beyond Endless, whose microseconds may be more than a bigint has room for: an older
+// epoch is an SQL expression for microseconds since 1970, or the word infinity. That is also said
+// of a time beyond Endless, whose microseconds may be more than a bigint has room for: an older
 // ledger's pause_1 took any time.
 func epoch(column string) string {
 	return "CASE WHEN " + column + " > '9999-12-31 23:59:59+00' THEN 'infinity' WHEN pg_catalog.isfinite(" + column + ") THEN (extract(epoch FROM " + column + ") * 1000000)::bigint::text ELSE " + column + "::text END"
 }
 
-// length is an SQL expression for the length of an interval in microseconds. It is NULL for a caller's
-// nonsense, which else would be everybody's error: no start waits for much longer than a day.
+// length is an SQL expression for the length of an interval in microseconds. It is NULL for a
+// caller's nonsense, which else would be everybody's error: no start waits for much longer than a
+// day.
 func length(column string) string {
 	return "CASE WHEN " + column + " BETWEEN '0' AND '48:00' THEN (extract(epoch FROM " + column + ") * 1000000)::bigint END"
 }

@@ -38,10 +38,10 @@ func (l Lock) keySQL() string {
 type Proof struct {
 	// Backend is the session that has the locks, if another session asks.
 	Backend uint32
-	// RestDead says that no command is alive that the ledger does not know.
-	RestDead bool
+	// OthersDead says that no command is alive that the ledger does not know.
+	OthersDead bool
 	// Closes has a token for each lock: no command of that token or of an earlier one is
-	// alive. Or it has OneDead.
+	// alive. Or it has OthersDeadHere.
 	Closes []int64
 	// Heard are the tokens with an announced start and no announced end.
 	Heard []int64
@@ -49,9 +49,9 @@ type Proof struct {
 	Waited time.Duration
 }
 
-// OneDead says of one lock what RestDead says of all. It closes no run that the ledger knows: this is
-// not evidence for that. To an older ledger it says nothing.
-const OneDead = -1
+// OthersDeadHere says of one lock what OthersDead says of all. It closes no run that the ledger
+// knows. An older ledger ignores it.
+const OthersDeadHere = -1
 
 // StartSQL is an SQL expression that starts a run of one lock if nothing is in its way. Otherwise
 // its value is NULL, and StartWithProofSQL tells the reason. token and system are SQL expressions,
@@ -72,7 +72,7 @@ func (r Run) StartWithProofSQL(locks []Lock, shared bool, token int64, system st
 	return fmt.Sprintf("pglead.start_rest_1('{%s}', '{%s}', ARRAY[%s]::text[], %t, '%d', %s, %s, %s, %s, %s, %t, '{%s}', '{%s}')",
 		joined(locks, ",", func(l Lock) string { return decimal(l.Number) }), joined(locks, ",", func(l Lock) string { return strconv.Itoa(l.ObjSubID()) }),
 		joined(locks, ", ", Lock.keySQL), shared, token, quote(system), r.selfSQL(), intervalSQL(p.Waited), r.tickSQL(),
-		backend, p.RestDead, joined(p.Closes, ",", decimal), joined(p.Heard, ",", decimal))
+		backend, p.OthersDead, joined(p.Closes, ",", decimal), joined(p.Heard, ",", decimal))
 }
 
 // joined is a list in SQL: a text for each item, with a separator between them.
@@ -171,8 +171,8 @@ type End struct {
 	At      time.Time
 }
 
-// RecordSQL are SQL expressions that record the end for a lock. The session has to have the role that
-// started the run.
+// RecordSQL are SQL expressions that record the end for a lock. The session has to have the role
+// that started the run.
 func (e End) RecordSQL(id lockkey.ID, token int64, commit string) string {
 	status, ago := "NULL", time.Duration(0)
 	if e.Status != nil {
@@ -185,19 +185,19 @@ func (e End) RecordSQL(id lockkey.ID, token int64, commit string) string {
 		commit, id.Number, id.ObjSubID(), token, e.Outcome, status, intervalSQL(ago))
 }
 
-// TidyQueries is a query that tidies up behind the end of a lock's run: after each of a reader's, and
-// now and then after any. Otherwise there is none. If it fails, the next end does that, too.
+// TidyQueries is a query that tidies up behind the end of a lock's run: after each of a reader's,
+// and now and then after any. Otherwise there is none. If it fails, the next end does that, too.
 func TidyQueries(id lockkey.ID, shared bool) []string {
-	const seldom = 64 // by chance: a quiet server draws every second number for a token, perhaps never one of a kind
+	const seldom = 64 // by chance, and not by the token's remainder: on a quiet server all tokens of a key may be even
 	if !shared && rand.N(seldom) != 0 {
 		return nil
 	}
 	return []string{fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pglead.tidy_1('%d', '%d')", id.Number, id.ObjSubID())}
 }
 
-// intervalSQL is a duration in SQL. It is a literal, since an operator that nothing else needs would
-// cost a new session 0.1 ms. PostgreSQL 14 accepts numbers of at most 31 bits in it; the hours
-// never need so many.
+// intervalSQL is a duration in SQL. It is a literal, since an operator that nothing else needs
+// would cost a new session 0.1 ms. PostgreSQL 14 accepts numbers of at most 31 bits in it; the
+// hours never need so many.
 func intervalSQL(d time.Duration) string {
 	sign := ""
 	if d < 0 {

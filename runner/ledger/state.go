@@ -74,8 +74,8 @@ func Published(ctx context.Context, on session.Connection) ([]string, error) {
 
 // Missing lists what the ledger lacks: tables, functions and the row of pglead.setting. So it is if
 // another program has made a schema of that name, or a backup is restored in part, or without rows.
-// forRuns are those without which runs fail. An older ledger need not have what only newer functions
-// call.
+// forRuns are those without which runs fail. An older ledger need not have what only newer
+// functions call.
 func Missing(ctx context.Context, on session.Connection) (forRuns, others []string, err error) {
 	rows, err := on.Query(ctx, `WITH own AS (SELECT proname, prosrc FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
 SELECT name, use = 'run' OR EXISTS (SELECT 1 FROM own WHERE proname IN ('start_1', 'start_rest_1') AND pg_catalog.strpos(prosrc, pg_catalog.concat('pglead.', name, '(')) > 0)

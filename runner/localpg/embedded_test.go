@@ -98,8 +98,8 @@ func TestFirstStartsAtOnce(t *testing.T) {
 	}
 }
 
-// TestRelativeStateHome: a directory that is named relative to the working one is ignored, since the
-// server has another.
+// TestRelativeStateHome: a directory that is named relative to the working one is ignored, since
+// the server has another.
 func TestRelativeStateHome(t *testing.T) {
 	t.Chdir(t.TempDir())
 	t.Setenv("XDG_STATE_HOME", "state")

@@ -41,16 +41,16 @@ func (b *bid) askNumber(ctx context.Context, query string) (int, error) {
 	return numbers[0], nil
 }
 
-// insist sends queries again if they are canceled, a few times.
-func insist(ctx context.Context, s *session.Session, queries ...string) error {
-	return insistOn(func() error {
+// retryCanceled sends queries again if they are canceled, a few times.
+func retryCanceled(ctx context.Context, s *session.Session, queries ...string) error {
+	return retryCanceledFunc(func() error {
 		_, err := s.Query(ctx, queries...)
 		return err
 	})
 }
 
-// insistOn asks again if what it asks is canceled, a few times.
-func insistOn(ask func() error) error {
+// retryCanceledFunc asks again if what it asks is canceled, a few times.
+func retryCanceledFunc(ask func() error) error {
 	err := ask()
 	for again := 0; again < 3 && session.HasCode(err, session.QueryCanceled); again++ {
 		err = ask()
@@ -91,12 +91,13 @@ func lateBy(ctx context.Context, patience time.Duration) (later context.Context,
 	}
 }
 
-// PatienceAtEnd is how long the end of a run still waits for a database that may be silent. Once the
-// run was asked to end, it limits the wait for an answer (lateAfter) and for a listener (Held.Call).
-// It also limits the report of a lost session if a signal came before that, if the command never
-// started, or if no ledger waits for its end.
+// PatienceAtEnd is how long the end of a run still waits for a database that may be silent. Once
+// the run was asked to end, it limits the wait for an answer (lateAfter) and for a listener
+// (Held.Call). It also limits the report of a lost session if a signal came before that, if the
+// command never started, or if no ledger waits for its end.
 const PatienceAtEnd = 2 * time.Second
 
-// releasePatience is how long each request of a release is waited for once the run was asked to end. The
-// ledger's functions wait for its tables for 3 s, and that is no reason to give up the release.
+// releasePatience is how long each request of a release is waited for once the run was asked to
+// end. The ledger's functions wait for its tables for 3 s, and that is no reason to give up the
+// release.
 const releasePatience = 5 * time.Second

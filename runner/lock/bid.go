@@ -16,7 +16,7 @@ type bid struct {
 	Session *session.Session
 	cfg     Config
 
-	place       place                      // in line, or as a holder that calls; the session's reader writes to its mark
+	place       place                      // its locks for a place in line, or for a call; the session's reader sets has[markLock]
 	listener    *listener                  // what it knows of others
 	preparation *preparation               // for the command
 	show        func(describe.Description) // puts it into the session's comment
@@ -65,14 +65,15 @@ func (b *bid) try(ctx context.Context) (granted bool, err error) {
 	} else {
 		err = failed
 	}
-	if failed := b.cfg.freeRejected(ctx, b.Session, err, b.mayHave()); failed != nil {
+	if failed := b.cfg.freeAfterRejection(ctx, b.Session, err, b.possiblyHeld()); failed != nil {
 		err = failed
 	}
 	return granted, err
 }
 
-// mayHave are the locks that a list's session may have after a try that the server has rejected.
-func (b *bid) mayHave() []advisory.Lock {
+// possiblyHeld are the locks that a list's session may have after a try that the server has
+// rejected.
+func (b *bid) possiblyHeld() []advisory.Lock {
 	return append(b.cfg.Claim.locks(), advisory.ArrivalOf(b.nextLine()))
 }
 
@@ -114,6 +115,8 @@ func (b *bid) trySQL() string {
 	return b.cfg.tryMissingSQL(b.missing(), b.place.everJoined())
 }
 
+// tryMissingSQL is an SQL expression that tries for these locks, without an arrival. inLine says
+// that the gate need not be passed.
 func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
 	claim := cfg.Claim
 	switch {
@@ -144,9 +147,9 @@ func (cfg *Config) firstTrySQL() string {
 // addGrants adds the locks that a try has won, and notes that others have what it did not get.
 // Every grant comes through here, from try, tryInBurst, tryInTransaction and readExchange. The try
 // itself is sent with the login (firstTrySQL), or by askTry, burstQuery, Session.Begin or
-// exchange.freeAndTryQuery. Then complete says whether it is the whole claim, areListed whether
+// exchange.freeAndTryQuery. Then complete says whether it is the whole claim, checkListed whether
 // pg_locks agrees, and settle when a command may start. The verdict on each lock says how long the
-// last holder's command may be alive.
+// last holder's command may be alive. addGrants returns whether there were any.
 func (b *bid) addGrants(won []advisory.Lock) (some bool) {
 	for _, l := range won {
 		g := grant{Lock: l, verdict: b.verdictOn(l.ID)}

@@ -71,7 +71,8 @@ func (c *Candidate) timeLeft() time.Duration { return c.cfg.Wait - time.Since(c.
 // Reached says whether the database has ever answered for the lock.
 func (c *Candidate) Reached() bool { return c.reached }
 
-// noteAnswer notes that the database has answered for the lock. From then on an outage is waited out.
+// noteAnswer notes that the database has answered for the lock. From then on an outage is waited
+// out.
 func (c *Candidate) noteAnswer() {
 	c.cfg.Observer.away(nil)
 	c.reached = true
@@ -134,8 +135,8 @@ func (c *Candidate) acquireOnce(ctx context.Context, prepare Prepare) (*Held, er
 				c.wait.front = w.turn.Rank <= crowd.MostWatchers
 			}
 		}
-		// Otherwise the next attempt, or the next run in a script, could still find the locks held. What a
-		// lost session had is left to the report.
+		// Otherwise the next attempt, or the next run in a script, could still find the locks held.
+		// What a lost session had is left to the report.
 		if s.Err() == nil && (errors.As(err, new(*LedgerError)) || session.AnsweredError(err) != nil || errors.Is(err, session.ErrUnconfirmed)) {
 			late, cancel := lateAfter(ctx) // the run may be asked to end by now, and its start was announced
 			_ = w.giveBack(late)

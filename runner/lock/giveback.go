@@ -18,7 +18,7 @@ import (
 //	giveBack           no command was started. The bid may go on   clean, if the start was
 //	                                                               announced (mayAnnounceEnd)
 //	giveBackAndLeave   the same, and it leaves the line            the same
-//	freeRejected       the server has rejected a list's query      nothing
+//	freeAfterRejection       the server has rejected a list's query      nothing
 //
 // Attempt's GiveBack uses whichever of the first two fits.
 
@@ -41,17 +41,17 @@ func (b *bid) giveBackAndLeave(ctx context.Context) error {
 func (b *bid) unlock(ctx context.Context, also ...string) error {
 	queries, locks := append(b.giveBackQueries(), also...), b.Locks()
 	b.forgetGrants()
-	return b.cfg.freeRejected(ctx, b.Session, b.send(ctx, queries...), locks)
+	return b.cfg.freeAfterRejection(ctx, b.Session, b.send(ctx, queries...), locks)
 }
 
-// freeRejected frees what a list's session may still hold of these locks, if the server has
+// freeAfterRejection frees what a list's session may still hold of these locks, if the server has
 // rejected a query with err: an unlock that was canceled has freed nothing, and a try for a lock or
 // a mark that was canceled, or followed by an error, may have taken it. No command runs under any
-// of them, and other commands may need the session, and keep the locks with it, for a long time.
-// If that works, it returns nil. If there is nothing to free, since the server has rejected nothing,
+// of them, and other commands may need the session, and keep the locks with it, for a long time. If
+// that works, it returns nil. If there is nothing to free, since the server has rejected nothing,
 // or since this is no list, it returns err. If it fails, it returns an error that is never waited
 // out: the list has to end, and its session with it.
-func (cfg *Config) freeRejected(ctx context.Context, s *session.Session, err error, locks []advisory.Lock) error {
+func (cfg *Config) freeAfterRejection(ctx context.Context, s *session.Session, err error, locks []advisory.Lock) error {
 	if !cfg.ofList || session.AnsweredError(err) == nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (cfg *Config) freeRejected(ctx context.Context, s *session.Session, err err
 	if cfg.Session.Transaction {
 		queries = []string{"ROLLBACK"}
 	}
-	if err = insist(ctx, s, queries...); session.AnsweredError(err) == nil {
+	if err = retryCanceled(ctx, s, queries...); session.AnsweredError(err) == nil {
 		return err
 	}
 	return errors.New("free the locks under which no command runs: " + session.Rejected(err, "unlock").Error())

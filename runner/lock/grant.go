@@ -13,11 +13,11 @@ import (
 // grant is a lock that was granted.
 type grant struct {
 	advisory.Lock
-	// verdict is that of the moment of the grant, until a later one calls for a longer delay, or for
-	// none (review).
+	// verdict is that of the moment of the grant, until a later one calls for a longer delay, or
+	// for none (review).
 	verdict evidence.Verdict
-	// since is the time after which nobody else can have held the lock. With a quorum it is zero until
-	// the standbys have confirmed that.
+	// since is the time after which nobody else can have held the lock. With a quorum it is zero
+	// until the standbys have confirmed that.
 	since time.Time
 }
 
@@ -41,10 +41,10 @@ func (b *bid) verdictOn(id lockkey.ID) evidence.Verdict {
 // youngFor is how much longer the server is young: how long a bid that got the lock at its first
 // try has to wait before the start. If the server started, or was promoted, less than lockDelay
 // ago, the bid waits for the rest of lockDelay, since the lock may have had a holder before. That
-// applies to a server without TCP, too: the holder may have come to its socket through a pooler, ssh
-// or a proxy. While the server's clock has not caught up after it was set back, each first try waits
-// for up to a lock-delay. If only this machine can reach the server, each holder has seen at once
-// that it went down, and has been killing its command since then, after the lost-grace.
+// applies to a server without TCP, too: the holder may have come to its socket through a pooler,
+// ssh or a proxy. While the server's clock has not caught up after it was set back, each first try
+// waits for up to a lock-delay. If only this machine can reach the server, each holder has seen at
+// once that it went down, and has been killing its command since then, after the lost-grace.
 //
 // With a quorum, after a promotion, the former primary may have holders for as long as standbys
 // follow it.
@@ -76,9 +76,9 @@ func (b *bid) reviewGrants() (rest time.Duration) {
 	return rest
 }
 
-// review is reviewGrants for one lock. It notes in the grant what has changed since: evidence that no
-// earlier command is alive, or a longer delay, because a role was looked up. After a first try the
-// current verdict may have what is left of the delay (youngFor).
+// review is reviewGrants for one lock. It notes in the grant what has changed since: evidence that
+// no earlier command is alive, or a longer delay, because a role was looked up. After a first try
+// the current delay is already a rest, since the server has grown older (youngFor).
 func (b *bid) review(g *grant) time.Duration {
 	now, held := b.verdictOn(g.ID), g.heldFor()
 	longest := max(g.verdict.Delay, now.Delay)

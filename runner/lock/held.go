@@ -45,7 +45,7 @@ func (h *Held) Slot() int {
 // After a brief run, or if the holder had to call those in line, the session stays for
 // stayForRole after the release. In this time the waiters look up the session's role: without its
 // role its announcements don't count (Evidence.Trusts), and just after the release many waiters are
-// busy with their own tries. A longer run gave them the time.
+// busy with their own tries. During a longer run they have had the time for that.
 const (
 	stayForRole = 100 * time.Millisecond
 	briefRun    = time.Second
@@ -66,16 +66,18 @@ func (h *Held) Renewed() <-chan boottime.Instant {
 	return h.Session.Renewed()
 }
 
-// Release frees the locks: when it returns nil another session can have them. The command has
-// to be dead, or never started. If anybody waits, Release announces the end in a transaction before
-// the one that frees the locks, so that the next holder has heard it. If nobody waits it announces
+// Release frees the locks: when it returns nil another session can have them. The command has to be
+// dead, or never started. If anybody waits, Release announces the end in a transaction before the
+// one that frees the locks, so that the next holder has heard it. If nobody waits it announces
 // nothing, since a NOTIFY costs the whole server; only a session that works on a list announces
-// each end. Call comes before it, where somebody may have waited. A session that nobody else uses
-// ends with the release, unless the waiters in line may still have to look up its role (Close).
+// each end. The caller calls Held.Call first, if somebody in line may not listen. A session that
+// nobody else uses ends with the release, unless the waiters in line may still have to look up its
+// role (Close).
 //
-// Each request of a release takes no longer than a holder has or, once ctx has ended or that time has
-// gone by, than releasePatience. In a list ctx does not matter, and a release also waits for other
-// items' requests: the session goes on, so the lock has to be freed.
+// A release has a holder's share of the lease (HolderShare) for its answers. Once that time is
+// over, or ctx has ended, each request still has releasePatience. In a list ctx does not matter,
+// and a release also waits for other items' requests: the session goes on, so the lock has to be
+// freed.
 func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.ofList {
 		ctx = context.WithoutCancel(ctx)
@@ -97,7 +99,7 @@ func (h *Held) Release(ctx context.Context) error {
 	if !apart {
 		record = h.recordQueries(h.end, h.endCommit())
 	} else {
-		unrecorded = insistOn(func() error { return h.recordEach(ctx) })
+		unrecorded = retryCanceledFunc(func() error { return h.recordEach(ctx) })
 	}
 	staysForRole := h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.settledAt) < briefRun)
 	answers, err := h.askAtEnd(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.ofList && !staysForRole && len(tidy) == 0})
@@ -126,7 +128,7 @@ func (h *Held) askAtEnd(ctx context.Context, r session.Request) ([]session.Rows,
 func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err error, recordedApart bool) error {
 	last := len(answers) - 1
 	released := answers[last].Is(strconv.Itoa(len(h.grants)))
-	if !released && err != nil && h.cfg.freeRejected(ctx, h.Session, err, h.Locks()) == nil {
+	if !released && err != nil && h.cfg.freeAfterRejection(ctx, h.Session, err, h.Locks()) == nil {
 		released = true
 		if !slices.ContainsFunc(answers[:last], func(rows session.Rows) bool { return len(rows) == 0 }) {
 			err = nil // only the unlock was rejected

@@ -81,8 +81,8 @@ func ledgerError(err error) error {
 	return &LedgerError{Says: says, err: ledger.Rejected(err, "the ledger")}
 }
 
-// LedgerError says that the ledger can't be written. The session itself is fine. But in a
-// transaction the error has freed the locks, so there a run that waits begins again.
+// LedgerError says that the ledger can't be written. The session itself is fine:
+// acquireOnce gives the locks back on it, and a run that waits begins again.
 type LedgerError struct {
 	Says string // what the server says, or nothing if the error explains itself
 	err  error

@@ -41,9 +41,9 @@ func (h *Held) RecordEnd(ctx context.Context) (done <-chan struct{}) {
 }
 
 // recordsApart says whether the ends are recorded before the release, each by a request of its own.
-// So it is with a quorum, where they are commits on the second session, and for several locks: if the
-// ledger's tables are locked, each record waits for 3 s, and all of them would wait for longer than an
-// answer may take.
+// So it is with a quorum, where they are commits on the second session, and for several locks: if
+// the ledger's tables are locked, each record waits for 3 s, and all of them would wait for longer
+// than an answer may take.
 func (h *Held) recordsApart() bool { return h.cfg.Session.Quorum || len(h.owed) > 1 }
 
 // recordEach records the end for one lock after the other, and returns the first error. Each query
@@ -61,7 +61,8 @@ func (h *Held) recordEach(ctx context.Context) error {
 	return nil
 }
 
-// evaluate evaluates columns in a commit that the standbys confirm, if there is a quorum.
+// evaluate evaluates columns in a commit that the standbys confirm, if there is a quorum. It notes
+// an unanswered record in abandoned.
 func (h *Held) evaluate(ctx context.Context, columns string) (rows session.Rows, err error) {
 	ctx, cancel := lateBy(ctx, releasePatience)
 	defer cancel()
@@ -89,9 +90,9 @@ func (b *bid) recordSQL(l advisory.Lock, end ledger.End, commit string) string {
 	return end.RecordSQL(l.ID, b.Token, commit)
 }
 
-// tidyQueries are the queries that tidy up in the ledger behind this run, or none. They come after the
-// unlock, so that no other run waits for them, and what becomes of them doesn't matter. They don't go
-// by what is owed: RecordEnd may have recorded the ends long before.
+// tidyQueries are the queries that tidy up in the ledger behind this run, or none. They come after
+// the unlock, so that no other run waits for them, and what becomes of them doesn't matter. They
+// don't go by what is owed: RecordEnd may have recorded the ends long before.
 func (b *bid) tidyQueries() (queries []string) {
 	if !b.inLedger {
 		return nil
@@ -102,8 +103,8 @@ func (b *bid) tidyQueries() (queries []string) {
 	return b.cfg.toWrite(queries)
 }
 
-// toWrite prepares queries that write outside the transaction of the lock, if that is a transaction's:
-// a pooler's connection may have any defaults.
+// toWrite prepares queries that write outside the transaction of the lock, if that is a
+// transaction's: a pooler's connection may have any defaults.
 func (cfg *Config) toWrite(queries []string) []string {
 	for i := range queries {
 		if cfg.Session.Transaction {

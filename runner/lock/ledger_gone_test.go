@@ -14,8 +14,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestLedgerGone: the ledger is lost while runs wait for the end of its open run, or of a
-// pause. They go on without it, but not before the open run's command is dead; those that require it
+// TestLedgerGone: the ledger is lost while runs wait for the end of its open run, or of a pause.
+// They go on without it, but not before the open run's command is dead; those that require it
 // don't. In a transaction an error frees the lock, and the run begins again.
 func TestLedgerGone(t *testing.T) {
 	t.Parallel()
@@ -70,8 +70,9 @@ func TestLedgerGone(t *testing.T) {
 	}
 }
 
-// TestLedgerGoneUnsure: the ledger is dropped just before a start that comes back to the lock, and has
-// heard nothing. Its open runs are not all that may be alive, so the start waits as without a ledger.
+// TestLedgerGoneUnsure: the ledger is dropped just before a start that comes back to the lock, and
+// has heard nothing. Its open runs are not all that may be alive, so the start waits as without a
+// ledger.
 func TestLedgerGoneUnsure(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -95,8 +96,8 @@ func TestLedgerGoneUnsure(t *testing.T) {
 	}
 }
 
-// TestLedgerGoneInList: once an item of a list that requires the ledger has found that it is gone, no
-// other item starts without it.
+// TestLedgerGoneInList: once an item of a list that requires the ledger has found that it is gone,
+// no other item starts without it.
 func TestLedgerGoneInList(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)

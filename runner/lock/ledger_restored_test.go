@@ -11,9 +11,9 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// TestRestoredUnderWaiter: the server comes back as a copy of before the holder's start, whose ledger
-// calls the run before that the last, and ended. A waiter that has seen the holder waits as without a
-// ledger, also if it was dormant.
+// TestRestoredUnderWaiter: the server comes back as a copy of before the holder's start, whose
+// ledger calls the run before that the last, and ended. A waiter that has seen the holder waits as
+// without a ledger, also if it was dormant.
 func TestRestoredUnderWaiter(t *testing.T) {
 	t.Parallel()
 	for name, ahead := range map[string]int{"in line": 0, "dormant": crowd.MostListeners} {

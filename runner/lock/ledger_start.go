@@ -12,14 +12,15 @@ import (
 )
 
 // ledgerStart is the start of a bid's run by the ledger: it asks whether the run may start, acts on
-// the answer, which may be to wait, and asks again. What the proof of each question says:
+// the answer, which may be to wait, and asks again. These functions set the fields of the proof:
 //
-//	RestDead  startInLedger; noteEvidence, before each question; waitWithoutLedger
-//	Heard     noteEvidence, unless RestDead; it is a doubt: the ledger must know their ends
-//	Closes    closeDead, for the open runs that are dead by now; ask, for its own dropped start;
-//	          noteEvidence, unless RestDead: OneDead for each other lock that needs no delay
-//	Waited    waitForOpenRuns, when all of them are
-//	Backend   askLedger
+//	OthersDead  startInLedger; noteEvidence, before each question; waitWithoutLedger
+//	Heard       noteEvidence, unless OthersDead; it is a doubt: the ledger must know their ends
+//	Closes      closeDead, for the open runs that are dead by now; ask, for its own dropped start;
+//	            noteEvidence, unless OthersDead: OthersDeadHere for each other lock that needs no
+//	            delay
+//	Waited      waitForOpenRuns, when all of them are
+//	Backend     askLedger
 type ledgerStart struct {
 	bid   *bid
 	proof ledger.Proof
@@ -29,8 +30,8 @@ type ledgerStart struct {
 // startInLedger draws the token and starts the run in the ledger, once no command of an earlier run
 // is alive.
 func (b *bid) startInLedger(ctx context.Context) error {
-	start := ledgerStart{bid: b, proof: ledger.Proof{RestDead: b.reviewGrants() == 0, Closes: make([]int64, len(b.grants))}}
-	if _, blind := b.openStarts(b.Locks()); blind && !start.proof.RestDead {
+	start := ledgerStart{bid: b, proof: ledger.Proof{OthersDead: b.reviewGrants() == 0, Closes: make([]int64, len(b.grants))}}
+	if _, blind := b.openStarts(b.Locks()); blind && !start.proof.OthersDead {
 		if err := start.waitWithoutLedger(ctx); err != nil {
 			return err
 		}
@@ -48,7 +49,7 @@ func (b *bid) startInLedger(ctx context.Context) error {
 			start.noteStarted()
 			return nil
 		case ledger.Unknown:
-			if start.proof.RestDead {
+			if start.proof.OthersDead {
 				return session.NotPostgreSQL()
 			}
 			err = start.waitWithoutLedger(ctx)
@@ -93,7 +94,7 @@ func (b *bid) dropDraw(ctx context.Context) {
 	if b.inLedger {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
-		_ = insist(ctx, b.Session, b.recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
+		_ = retryCanceled(ctx, b.Session, b.recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
 		if b.Session.Err() != nil {
 			return // reportUnstarted stops it
 		}
@@ -104,9 +105,9 @@ func (b *bid) dropDraw(ctx context.Context) {
 // noteEvidence puts into the proof what has been announced so far, and whether the locks have
 // been held for long enough.
 func (l *ledgerStart) noteEvidence() {
-	l.proof.RestDead = l.proof.RestDead || l.bid.reviewGrants() == 0
+	l.proof.OthersDead = l.proof.OthersDead || l.bid.reviewGrants() == 0
 	l.proof.Heard = nil
-	if l.proof.RestDead {
+	if l.proof.OthersDead {
 		return
 	}
 	heard, _ := l.bid.openStarts(l.bid.Locks())
@@ -121,7 +122,7 @@ func (l *ledgerStart) noteEvidence() {
 		}
 		l.proof.Closes[i] = 0
 		if l.bid.review(&l.bid.grants[i]) == 0 {
-			l.proof.Closes[i] = ledger.OneDead
+			l.proof.Closes[i] = ledger.OthersDeadHere
 		}
 	}
 }
@@ -154,7 +155,7 @@ func (b *bid) giveUpRefused(ctx context.Context, refusal error) error {
 // waitWithoutLedger waits as a bid does that has no ledger.
 func (l *ledgerStart) waitWithoutLedger(ctx context.Context) error {
 	err := l.bid.waitOut(ctx)
-	l.proof.RestDead = true
+	l.proof.OthersDead = true
 	return err
 }
 
@@ -176,7 +177,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		if b.lostLedger(ctx, err) {
 			return true, nil // the next question finds that out, too
 		}
-		if session.AnsweredError(err) != nil && !b.cfg.Session.Transaction { // which has lost its locks with that
+		if session.AnsweredError(err) != nil && !b.cfg.Session.Transaction { // in a transaction the error has freed the locks
 			open, err = len(l.open), nil // the run waits for all of the rest
 		}
 		return open == 0, err
@@ -257,8 +258,8 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 		if s, err = b.Session.Second(ctx); err != nil {
 			return "", err
 		}
-		// It is one message: if somebody canceled a BEGIN of its own, the start would go on without it,
-		// and if a COMMIT, no other could follow.
+		// It is one message: if somebody canceled a BEGIN of its own, the start would go on without
+		// it, and if a COMMIT, no other could follow.
 		queries = []string{session.ToWrite + queries[0]}
 	}
 	rows, err := s.Query(ctx, queries...)
@@ -286,7 +287,7 @@ func (b *bid) lostLedger(ctx context.Context, err error) bool {
 
 // giveUpLedger notes that the run goes on without a ledger that was there, unless it requires one.
 func (b *bid) giveUpLedger() error {
-	if _, err := b.applyingLedger(); err != nil {
+	if _, err := b.ledgerApplies(); err != nil {
 		return err
 	}
 	b.cfg.Log.Warn("the ledger is gone, or not granted any more; going on without", "event", "ledger")

@@ -70,10 +70,10 @@ func (w *waiter) endFormer(ctx context.Context) error {
 	err := w.send(ctx, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
 WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
 		endPatience.Milliseconds(), advisory.InThisDatabaseSQL, advisory.InLinesSQL(w.cfg.Claim.lines()...), former.ticket, advisory.IsTicketSQL, former.backend))
-	if session.AnsweredError(err) != nil {
-		return nil
+	if session.AnsweredError(err) == nil {
+		return err
 	}
-	return err
+	return nil
 }
 
 // endPatience is how long the server waits for a session that it was told to end.
@@ -251,7 +251,8 @@ func (b *bid) lineLock(which placeLock) advisory.Lock {
 // everJoined says whether the bid stands in line, or has stood there.
 func (p *place) everJoined() bool { return p.line != lockkey.ID{} }
 
-// nextLine is the lock in whose line the bid waits for what is missing.
+// nextLine is the lock in whose line the bid waits for what is missing or, if nothing is, that of
+// the last lock.
 func (b *bid) nextLine() lockkey.ID {
 	next := b.cfg.Claim.IDs[len(b.cfg.Claim.IDs)-1]
 	if missing := b.missing(); len(missing) > 0 {
@@ -286,7 +287,8 @@ func (b *bid) leaveQueries() []string {
 }
 
 // forgetPlace forgets the place in line and the marks, once leaveQueries were sent. If the server
-// rejects another query of that message, they are carried out all the same.
+// rejects another query of that message, they are carried out all the same. A burst sends only
+// leaveSQL: its waiter has one line, and so no common marks.
 func (b *bid) forgetPlace() {
 	clear(b.place.has[:])
 	b.listener.noteUnmarked()

@@ -30,7 +30,7 @@ import (
 // column for each; note reads its answer. No listener keeps another from a mark, but a stranger
 // can.
 func (b *bid) markQueries() (queries []string, note func(answer session.Rows)) {
-	common := b.listener.lacksMarks(b.place.everJoined())
+	common := b.listener.missingMarks(b.place.everJoined())
 	var marks []string
 	for _, id := range common {
 		marks = append(marks, takenSQL(advisory.CommonMarkOf(id).TrySQL()))
@@ -86,7 +86,7 @@ func (b *bid) tookTicketMark(at evidence.LSN) {
 // holder that is done waits for that, if nobody listened when its token was drawn. This is for
 // speed: the promise does not depend on it. A run that arrives just after a brief command's end may
 // still wait for the lock-delay: 3 of 200 pairs of `true` did; without the arrival lock it was 12
-// of 50. With a ledger only runs that came together during a pause do.
+// of 50. With a ledger only runs that waited together for the end of a pause wait so.
 
 // arrivedQueries free the arrival lock, if the bid has it.
 func (b *bid) arrivedQueries() []string {
@@ -98,7 +98,7 @@ func (b *bid) arrivedQueries() []string {
 
 // endArrival frees the arrival lock, if the bid has it and will not listen.
 func (b *bid) endArrival(ctx context.Context) error {
-	err := insistOn(func() error { return b.send(ctx, b.arrivedQueries()...) })
+	err := retryCanceledFunc(func() error { return b.send(ctx, b.arrivedQueries()...) })
 	b.place.arriving = false
 	return err
 }
@@ -106,9 +106,9 @@ func (b *bid) endArrival(ctx context.Context) error {
 // arrivalPatience is how long a holder waits for arriving waiters.
 const arrivalPatience = "200ms"
 
-// awaitArrivalsQueries wait until nobody is arriving for any of the locks, and fail at the first lock
-// for which that takes longer than arrivalPatience: another program may hold the arrival lock for
-// ever.
+// awaitArrivalsQueries wait until nobody is arriving for any of the locks, and fail at the first
+// lock for which that takes longer than arrivalPatience: another program may hold the arrival lock
+// for ever.
 func (h *Held) awaitArrivalsQueries() []string {
 	if h.audience.listens || !h.awaitsArrivals() {
 		return nil

@@ -20,8 +20,8 @@ import (
 // then was sent before the first look was received. A command lives for a known time after the
 // sending of its holder's last answered request. Once the waiter's boot time clock has counted that
 // time between the two looks, the command is dead by the holder's clock, too. So the first in line
-// ends the session. The server would do that as well, a third of the lease later and by a clock that
-// may be set. The next two in line do so a little later, in case the first is frozen itself.
+// ends the session. The server would do that as well, a third of the lease later and by a clock
+// that may be set. The next two in line do so a little later, in case the first is frozen itself.
 
 // watchHolder compares a look with earlier ones, and ends a silent holder's session. Until
 // the next look the heartbeat watches the holder (line_watch.go).
@@ -47,8 +47,8 @@ func (w *waiter) watchHolder(ctx context.Context, found *evidence.Look) error {
 		return nil
 	}
 	silent, again := w.watched.noteLooked(s, found)
-	// A newcomer that sorts before this waiter, since the server's clock was set back, has seen less
-	// of the silence. So the best rank counts.
+	// A newcomer that sorts before this waiter, since the server's clock was set back, has seen
+	// less of the silence. So the best rank counts.
 	if !again || found.Rank < w.watched.bestRank {
 		w.watched.bestRank = found.Rank
 	}
@@ -61,14 +61,14 @@ func (w *waiter) watchHolder(ctx context.Context, found *evidence.Look) error {
 		return err
 	}
 	if s.Token == 0 && !again { // in `each` holders never show a token
-		w.turn.LookAt(time.Now().Add(namedAfter))
+		w.turn.LookAt(time.Now().Add(lookForTokenAfter))
 	}
 	return nil
 }
 
-// namedAfter is how soon a holder that shows no token is looked at again. It may be about to draw
-// one, which the announcement of its death will name.
-const namedAfter = 20 * time.Millisecond
+// lookForTokenAfter is how soon a holder that shows no token is looked at again. It may be about to
+// draw one, which the announcement of its death will name.
+const lookForTokenAfter = 20 * time.Millisecond
 
 // enoughSilence is how long a holder must have been silent until its own command is dead, and so
 // are all earlier ones that may have been alive. A busy machine may kill late: for that it adds as

@@ -121,7 +121,7 @@ func (a *Attempt) KeepListening(ctx context.Context) error {
 			return nil
 		}
 		a.kept = false // it may not listen
-		if err := a.bid.cfg.freeRejected(ctx, a.list.Session, err, []advisory.Lock{advisory.CommonMarkOf(a.id())}); err != nil {
+		if err := a.bid.cfg.freeAfterRejection(ctx, a.list.Session, err, []advisory.Lock{advisory.CommonMarkOf(a.id())}); err != nil {
 			return err
 		}
 	}

@@ -28,8 +28,9 @@ func (l *List) endSQL(h *Held) string {
 	return notifySQL(l.channel(), "'"+lockkey.SipHash24(h.cfg.Claim.Key(0)).String()+" "+end+"'")
 }
 
-// tellQueries tell the other workers on the list of an end, in a release. They come after the record
-// in the ledger: whoever takes an item as done must not leave one behind that the ledger calls lost.
+// tellQueries tell the other workers on the list of an end, in a release. They come after the
+// record in the ledger: whoever takes an item as done must not leave one behind that the ledger
+// calls lost.
 func (l *List) tellQueries(h *Held) []string {
 	if !l.cfg.announces() {
 		return nil

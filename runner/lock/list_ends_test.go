@@ -72,8 +72,8 @@ func TestRejectedListen(t *testing.T) {
 	}
 }
 
-// TestListHearsAfterRecord: others on the list hear of an item's end once the ledger has it. If this
-// process were killed in between, they would take an item as done that the ledger calls lost.
+// TestListHearsAfterRecord: others on the list hear of an item's end once the ledger has it. If
+// this process were killed in between, they would take an item as done that the ledger calls lost.
 func TestListHearsAfterRecord(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)

@@ -12,11 +12,12 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Exchange releases the lock of the last attempt, whose command has ended, and tries for that of the
-// next. Either may be nil. It tells the other workers on the list of the end. If possible, one
+// Exchange releases the lock of the last attempt, whose command has ended, and tries for that of
+// the next. Either may be nil. It tells the other workers on the list of the end. If possible, one
 // round trip does all that, with what other workers ask for meanwhile.
 //
-// It takes no context: the session goes on, so what it may hold by a late answer has to be known.
+// It takes no context. The session outlives the exchange, so the list has to read every answer: a
+// late one may say that the session has a lock.
 func (l *List) Exchange(last, next *Attempt) (releaseErr, tryErr error) {
 	ctx := context.Background() // each request ends at the latest when the session does
 	var ended *Held
@@ -59,7 +60,7 @@ func (h *Held) endFits() bool {
 // nothing but the grant. That is so for one lock, without a ledger, if the bid has heard nothing of
 // it.
 func (b *bid) tryFits() bool {
-	usesLedger, err := b.applyingLedger()
+	usesLedger, err := b.ledgerApplies()
 	return b.cfg.canExchange() && !usesLedger && err == nil && !b.listener.on && len(b.grants) == 0 &&
 		b.startsAtOnce(b.cfg.Claim.locks())
 }
@@ -158,9 +159,9 @@ func (x *exchange) ask(ctx context.Context) (releaseErr, tryErr error) {
 func (x *exchange) free(ctx context.Context, err error) error {
 	locks := x.freed().locks()
 	for _, b := range x.next {
-		locks = append(locks, b.mayHave()...)
+		locks = append(locks, b.possiblyHeld()...)
 	}
-	if err := x.list.cfg.freeRejected(ctx, x.list.Session, err, locks); err != nil {
+	if err := x.list.cfg.freeAfterRejection(ctx, x.list.Session, err, locks); err != nil {
 		return err
 	}
 	for _, b := range x.next {

@@ -15,9 +15,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// listener hears what others announce about the locks of a claim, for the evidence and for the line,
-// from the moment at which its session listens. A list keeps it for the next attempt at the item. The
-// session's reader writes to what is marked by *.
+// listener hears what others announce about the locks of a claim, for the evidence and for the
+// line, from the moment at which its session listens. A list keeps it for the next attempt at the
+// item. The session's reader writes to the fields whose comments begin with *.
 type listener struct {
 	s        *session.Session
 	claim    Claim
@@ -29,12 +29,13 @@ type listener struct {
 	unknownHolder bool
 	unended       unended
 
-	mu     sync.Mutex   // for marked: a look may be answered when ctx has ended its wait
+	mu     sync.Mutex   // guards marked: the reader may note a look's answer after its caller has given up
 	marked []lockkey.ID // * the locks whose common marks (line_mark.go) the session has
 }
 
-// unended are starts whose ends can't be heard any more, since the session that heard of them was lost
-// or does not listen. A ledger has to know their ends: one that was restored may lack the runs.
+// unended are starts whose ends can't be heard any more, since the session that heard of them was
+// lost or does not listen. A ledger has to know their ends: one that was restored may lack the
+// runs.
 type unended struct {
 	tokens []int64
 	blind  bool // some tokens aren't known
@@ -57,8 +58,8 @@ func (l *listener) openStarts() unended {
 	return all
 }
 
-// newListener returns the listener of a session that does not listen yet. contested says that others
-// may have had the locks before.
+// newListener returns the listener of a session that does not listen yet. contested says that
+// others may have had the locks before.
 func newListener(s *session.Session, cfg *Config, contested bool) *listener {
 	l := &listener{s: s, claim: cfg.Claim, evidence: evidence.ByLock{}, news: make(chan struct{}, 1)}
 	for _, id := range cfg.Claim.IDs {
@@ -73,7 +74,7 @@ func newListener(s *session.Session, cfg *Config, contested bool) *listener {
 // noteGivenBack notes that these locks are about to be given back. A lock whose common mark the
 // session lacks is contested then: others may start under it without this session hearing of it.
 func (l *listener) noteGivenBack(locks []advisory.Lock) {
-	marked := l.hasMarks()
+	marked := l.commonMarks()
 	for _, given := range locks {
 		if !slices.Contains(marked, given.ID) {
 			l.evidence.Contest(given.ID)
@@ -136,13 +137,13 @@ func (l *listener) askRoles(ctx context.Context) error {
 	return nil
 }
 
-// lacksMarks are the locks whose common marks the session lacks: it listens to announcements about
-// them and, if it is in line at all, has no ticket for some of the claim's locks.
-func (l *listener) lacksMarks(inLine bool) (ids []lockkey.ID) {
+// missingMarks are the locks whose common marks the session lacks: it listens to announcements
+// about them and, if it is in line at all, has no ticket for some of the claim's locks.
+func (l *listener) missingMarks(inLine bool) (ids []lockkey.ID) {
 	if !l.on || inLine && l.claim.hasOneLine() {
 		return nil
 	}
-	marked := l.hasMarks()
+	marked := l.commonMarks()
 	for _, id := range l.claim.IDs {
 		if !slices.Contains(marked, id) {
 			ids = append(ids, id)
@@ -159,8 +160,8 @@ func (l *listener) tookMark(id lockkey.ID, at evidence.LSN) {
 	l.evidence[id].NoteMark(at)
 }
 
-// hasMarks are the locks whose common marks the session has.
-func (l *listener) hasMarks() []lockkey.ID {
+// commonMarks are the locks whose common marks the session has.
+func (l *listener) commonMarks() []lockkey.ID {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.marked)
@@ -175,7 +176,7 @@ func (l *listener) noteUnmarked() {
 
 // freeMarksSQL are SQL expressions that free the common marks.
 func (l *listener) freeMarksSQL() (columns []string) {
-	for _, id := range l.hasMarks() {
+	for _, id := range l.commonMarks() {
 		columns = append(columns, advisory.CommonMarkOf(id).UnlockSQL())
 	}
 	return columns
@@ -191,10 +192,10 @@ func (l *listener) unlisten(ctx context.Context) error {
 			queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
 		}
 	}
-	// An UNLISTEN has no comment. While it was the session's last statement, others could see neither
-	// that the session is alive nor how long its commands outlive a lock.
+	// An UNLISTEN has no comment. While it was the session's last statement, others could see
+	// neither that the session is alive nor how long its commands outlive a lock.
 	queries = append(queries, selectQueries(l.freeMarksSQL())...)
-	err := insist(ctx, l.s, append(queries, session.PlainBeatQuery)...)
+	err := retryCanceled(ctx, l.s, append(queries, session.PlainBeatQuery)...)
 	l.unended = l.openStarts()
 	l.evidence.Forget()
 	l.on = false

@@ -134,7 +134,7 @@ func (c Claim) Sought() inspect.Sought {
 	return sought
 }
 
-// Key is the name of lock i.
+// Key is the name of lock i, the one name for all locks, or empty if there are no names.
 func (c Claim) Key(i int) string {
 	switch {
 	case len(c.Keys) == len(c.IDs):

@@ -12,7 +12,8 @@ import (
 
 // A look asks the server for all that it shows of the claim's locks: who has them, and who waits.
 
-// listen starts to collect the announcements about the locks.
+// listen makes sure that the bid hears of its locks: it starts to listen, and looks. If it listens
+// already, it looks only to find an unknown holder.
 func (b *bid) listen(ctx context.Context) error {
 	if b.listener.on && !b.listener.unknownHolder {
 		return nil

@@ -14,9 +14,9 @@ func (c Claim) takesAny() bool { return c.Gate != nil }
 // slots have a holder each.
 func (c Claim) hasOneHolder() bool { return !c.Shared && !c.takesAny() }
 
-// hasOneLine says whether all who wait for the claim stand in one line. Otherwise the bid also takes
-// the common marks of the lines in which it has no ticket (lacksMarks), and no waiter calls the
-// dormant ones.
+// hasOneLine says whether all who wait for the claim stand in one line. Otherwise the bid also
+// takes the common marks of the lines in which it has no ticket (missingMarks), and no waiter calls
+// the dormant ones.
 func (c Claim) hasOneLine() bool { return len(c.lines()) == 1 }
 
 // needsGate says whether the first in line has to keep others out: newcomers, which could take one
@@ -60,23 +60,23 @@ func (cfg *Config) announcesDeath() bool {
 // ledger it need not: the ledger says how a holder ended. With a quorum nobody arrives.
 func (h *Held) awaitsArrivals() bool { return !h.cfg.Session.Quorum && !h.inLedger }
 
-// callsDormant says whether a holder calls the dormant waiters when it is done. With a ledger nobody
-// needs a call, since the ledger says how a holder ended. Readers leave without announcing a clean
-// end.
+// callsDormant says whether a holder calls the dormant waiters when it is done. With a ledger
+// nobody needs a call, since the ledger says how a holder ended. Readers leave without announcing a
+// clean end.
 func (b *bid) callsDormant() bool {
 	return b.cfg.announces() && !b.usesLedger() && !b.cfg.Claim.Shared && b.cfg.Claim.hasOneLine()
 }
 
 // usesLedger says whether the run goes by a ledger: every start then learns how the last run ended.
-// It is false, too, if the run requires a ledger that is gone; so a start asks applyingLedger.
+// It is false, too, if the run requires a ledger that is gone; so a start asks ledgerApplies.
 func (b *bid) usesLedger() bool {
-	use, err := b.applyingLedger()
+	use, err := b.ledgerApplies()
 	return use && err == nil
 }
 
-// applyingLedger is usesLedger, with an error if the run requires a ledger that is gone. In a list
+// ledgerApplies is usesLedger, with an error if the run requires a ledger that is gone. In a list
 // another item may have found that out.
-func (b *bid) applyingLedger() (use bool, err error) {
+func (b *bid) ledgerApplies() (use bool, err error) {
 	return b.cfg.Ledger.Applies(b.Session.LoginAnswer())
 }
 
@@ -92,7 +92,7 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	readers          they may share a ticket                                 ticketQuery
 //	                 a reader announces left, not clean, and its name does   announceEndQuery,
 //	                 not show its end                                        releaseQueries
-//	                 a reader that comes back ends no former session         endFormerQueries
+//	                 a reader that comes back ends no former session         endFormer
 //	lists            the session outlives the lock, and holds others         Held.Close, exchange
 //	                 no first try travels with its login                     bid.trySQL
 //	                 it shows no token                                       showsToken
@@ -102,7 +102,7 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	through a pooler the locks are a transaction's: it tries, and ends       tryInTransaction,
 //	                 with the release                                        endTransaction
 //	                 to give back is to roll back                            giveBackQueries,
-//	                                                                         freeRejected
+//	                                                                         freeAfterRejection
 //	                 an error frees the locks, and only the release          boundWaitsQueries,
 //	                 records the end                                         RecordEnd
 //	                 waiters poll                                            waiter.poll

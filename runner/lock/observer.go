@@ -9,8 +9,8 @@ import (
 )
 
 // Observer is told of the wait for the locks, for people and for a supervisor of this process. Each
-// of its functions may be nil, and none but Beside may block for more than a second, as when systemd
-// does not read.
+// of its functions may be nil, and none but Beside may block for more than a second, as when
+// systemd does not read.
 type Observer struct {
 	// Waiting is called when a wait begins, and about once a minute from then on, with the holders
 	// of the locks and their waiters. Each call costs one more question to the server.

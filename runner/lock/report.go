@@ -29,10 +29,10 @@ import (
 //	recordAgain      not at all, or by the release:      SetEnd's end           nothing more
 //	                 somebody has canceled the record
 //
-// A session may also be lost between bid.settle and the command's start. A run calls ReportEnded for
-// that, and a list ReportKilled: the start was announced, and after an end a list announces no death.
-// Of a session that is lost during bid.settle a list reports nothing: the next holder waits for the
-// lock-delay or, with a ledger, for the lost run.
+// A session may also be lost between bid.settle and the command's start. A run calls ReportEnded
+// for that, and a list ReportKilled: the start was announced, and after an end a list announces no
+// death. Of a session that is lost during bid.settle a list reports nothing: the next holder waits
+// for the lock-delay or, with a ledger, for the lost run.
 
 // report is a report of the lost locks of one run, or of one list. It is sent when the commands and
 // all that they started are dead.
@@ -41,8 +41,8 @@ import (
 // ends the old one, if the server still has it: after a healed partition the old session still has
 // the locks. It retries failures for one lock-delay, and tells the Observer of them; after that
 // nobody waits. If a command had ended, and no ledger waits for its end, it gives up after
-// PatienceAtEnd: this process waits for nothing else before it goes on or exits. So it does before a
-// start, and not even a signal shortens that.
+// PatienceAtEnd: this process waits for nothing else before it goes on or exits. The same
+// limit holds if no command was started; a signal does not shorten it.
 type report struct {
 	bids      []*bid
 	owing     *bid          // one of them whose end the ledger still needs, or nil
@@ -50,6 +50,7 @@ type report struct {
 	most      time.Duration // for how long it is tried
 }
 
+// newReport makes a report of one bid or more, whose Configs differ only in their claims.
 func newReport(bids ...*bid) *report {
 	cfg := &bids[0].cfg
 	r := &report{bids: bids, announces: cfg.announcesDeath(), most: cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0))}
@@ -87,7 +88,8 @@ func ReportEnded(ctx context.Context, h *Held) {
 	r.send(ctx)
 }
 
-// reportUnstarted announces no more than giveBackQueries.
+// reportUnstarted reports the lost locks of a bid that started no command. It announces a death
+// only if giveBackQueries would have announced a clean end.
 func (b *bid) reportUnstarted(ctx context.Context) {
 	r := newReport(b)
 	r.announces = r.announces && b.mayAnnounceEnd()
@@ -172,7 +174,7 @@ func (r *report) try(ctx context.Context) error {
 		defer func() { _, _ = s.Query(ctx, tidy...) }()
 	}
 	if len(queries) > 0 {
-		err := insist(ctx, s, queries...)
+		err := retryCanceled(ctx, s, queries...)
 		switch {
 		case r.owing != nil && session.AnsweredError(err) != nil:
 			r.owing.warnUnrecorded(ledger.Rejected(err, "the ledger"))
@@ -201,8 +203,8 @@ func (r *report) try(ctx context.Context) error {
 	return nil
 }
 
-// endLostQueries are the queries that end a run's lost session, if this role may. If that was lost in
-// the release, its name may show the end by now. A list has closed its own.
+// endLostQueries are the queries that end a run's lost session, if this role may. If that was lost
+// in the release, its name may show the end by now. A list has closed its own.
 func (b *bid) endLostQueries() (queries []string) {
 	if !b.cfg.ofList {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)

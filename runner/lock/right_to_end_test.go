@@ -10,8 +10,9 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// TestRightToEndRevoked: on a server on which nobody may call pg_terminate_backend, waiters take over
-// from a silent holder, come back after a loss, and hear of a command that is dead, as elsewhere.
+// TestRightToEndRevoked: on a server on which nobody may call pg_terminate_backend, waiters take
+// over from a silent holder, come back after a loss, and hear of a command that is dead, as
+// elsewhere.
 func TestRightToEndRevoked(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -24,7 +24,8 @@ import (
 //	                                  age (youngFor). Package evidence has the states
 //	                                  (evidence.go), and who may say what (closing.go)
 //	no earlier command is alive       waitOut or, with a ledger, waitForOpenRuns
-//	the locks are listed in pg_locks  bid.areListed, on the rows of the statement that draws the token
+//	the locks are listed in pg_locks  bid.checkListed, on the rows of the statement that draws
+//	                                  the token
 //	the lease is not over             ExpireIfDue and EndError, below
 //	no signal has come, and the       run.startSupervised (package runner), which waits
 //	session is still not lost         until signals are caught
@@ -48,7 +49,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)
 	}
 	b.Session.StartHeartbeat()
-	usesLedger, err := b.applyingLedger()
+	usesLedger, err := b.ledgerApplies()
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +65,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	if err == nil && !b.cfg.needsSecondLater() {
 		b.Session.DropSecond()
 	}
-	err = cmp.Or(err, b.preparation.await())   // also after an error, so that it can be given up
+	err = cmp.Or(err, b.preparation.await())   // also after an error: giveUp needs the guard's start to be over
 	if err == nil && b.Session.ExpireIfDue() { // the disk took longer than the rest of the lease
 		err = b.Session.EndError()
 	}

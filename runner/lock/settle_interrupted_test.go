@@ -192,8 +192,8 @@ func TestUnguardedStart(t *testing.T) {
 	}
 }
 
-// TestRestRejected: the server carries out the draw, which starts the run in the ledger, and rejects
-// the rest of the message. The ledger learns that no command was started.
+// TestRestRejected: the server carries out the draw, which starts the run in the ledger, and
+// rejects the rest of the message. The ledger learns that no command was started.
 func TestRestRejected(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -229,8 +229,9 @@ func TestRestRejected(t *testing.T) {
 	}
 }
 
-// TestInterruptedAtLockedLedger: a run is asked to end while the ledger's tables are locked, after it
-// has announced its start. It gives its locks back with a word, so that the next one starts at once.
+// TestInterruptedAtLockedLedger: a run is asked to end while the ledger's tables are locked, after
+// it has announced its start. It gives its locks back with a word, so that the next one starts at
+// once.
 func TestInterruptedAtLockedLedger(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)

@@ -160,7 +160,7 @@ type StepDown struct {
 // StepDowns delivers the first request to step down, once it is known who asks.
 func (h *Held) StepDowns() <-chan StepDown { return h.stepDowns }
 
-// StepDownPending says whether somebody has asked to step down, also if it isn't known yet who did.
+// StepDownPending says whether somebody has asked to step down, even if it isn't known yet who did.
 func (h *Held) StepDownPending() bool { return h.stepDownPending.Load() }
 
 // noteStepDown notes a request to step down, and finds out who asks. The session's reader calls it,

@@ -27,10 +27,11 @@ type drawn struct {
 	Token int64
 	// SystemID names the cluster that the token belongs to.
 	SystemID string
-	// audience says what the draw has shown of those in line: somebody listens, and somebody doesn't.
+	// audience says what the draw has shown of those in line: somebody listens, and somebody
+	// doesn't.
 	audience struct{ listens, dormant bool }
-	// inLedger says that the ledger has this token's run, which starts there with the draw, or after
-	// it (noteStarted); owed are the locks for which the ledger still needs its end.
+	// inLedger says that the ledger has this token's run, which starts there with the draw, or
+	// after it (noteStarted); owed are the locks for which the ledger still needs its end.
 	inLedger bool
 	owed     []advisory.Lock
 }
@@ -53,10 +54,10 @@ const (
 	drawnListens // whether somebody listens, or NULL
 )
 
-// These end a query, after its own columns. The last three columns name a lock. The locks are from
-// the function behind the view pg_locks: a new backend takes three times as long for the view as
-// for the whole of this query. areOwnSQL keeps those that this session holds. A session has locks
-// in its own database only.
+// A query that lists the session's own locks ends with these, after columns of its own.
+// lockColumnsSQL names the lock of the row. The locks are from the function behind the view
+// pg_locks: a new backend takes three times as long for the view as for the whole of this query.
+// areOwnSQL keeps those that this session holds. A session has locks in its own database only.
 const (
 	lockColumnsSQL = "classid, objid, objsubid"
 	fromLocksSQL   = "\nFROM pg_catalog.pg_lock_status()"
@@ -78,7 +79,7 @@ func isListed(l advisory.Lock, row []string) bool {
 //	shows it in the session's name    for later looks
 //	evaluates further columns         for example to leave the line; once for each lock
 //	announces the start               on each lock's channel, if somebody listens
-//	lists the locks                   a row for each that the session has, for areListed
+//	lists the locks                   a row for each that the session has, for checkListed
 //
 // A transaction number is used up for good once its WAL is on disk. So there has to be something to
 // log, which is the message, and the commit has to wait for the disk, but for no standby, whatever
@@ -125,7 +126,7 @@ func (cfg *Config) bareDrawQuery(locks []advisory.Lock, started string, columns 
 
 // noteDrawn notes what drawQuery returned.
 func (b *bid) noteDrawn(rows session.Rows) error {
-	if err := b.areListed(rows); err != nil {
+	if err := b.checkListed(rows); err != nil {
 		return err
 	}
 	if len(rows) == 0 || len(rows[0]) <= drawnListens {
@@ -141,8 +142,9 @@ func (b *bid) noteDrawn(rows session.Rows) error {
 	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 
-// areListed makes sure that the rows, which end with lockColumnsSQL, show all locks that are held.
-func (b *bid) areListed(rows session.Rows) error {
+// checkListed makes sure that the rows, which end with lockColumnsSQL, show all locks that are
+// held.
+func (b *bid) checkListed(rows session.Rows) error {
 	for _, l := range b.Locks() {
 		if !slices.ContainsFunc(rows, func(row []string) bool { return isListed(l, row) }) {
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",

@@ -40,7 +40,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 	if err != nil {
 		return b.cfg.Claim.rejected(err)
 	}
-	return b.areListed(answers[len(answers)-1])
+	return b.checkListed(answers[len(answers)-1])
 }
 
 // tokenOnSecond draws the token on the second connection. With a quorum its commit waits for the

@@ -44,7 +44,7 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 	}
 	b.preparation.begin()
 	granted, once := false, b.cfg
-	once.Wait = 0 // a run that waits tries again here, too: it would come back as one that knows of nobody's end
+	once.Wait = 0 // a run that waits tries again here, too: with an error it would open a new session, and know of no holder's end
 	err = askForRoom(ctx, &once, func() (err error) {
 		granted, err = b.beginAndDraw(ctx)
 		return err
@@ -55,10 +55,10 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 // beginAndDraw begins the transaction, tries, and draws the token on the second session, which is
 // opened before the lock is held.
 //
-// A pooler may have as many connections to the server as runs begin at once. Then each of them would
-// have one, and wait for a second, and so would the application whose pool it is. So each waits for a
-// while, gives its own back, and begins again. (With a quorum the session depends on the second one,
-// and ends with it.)
+// A pooler may have as many connections to the server as runs begin at once. Then each of them
+// would have one, and wait for a second, and so would the application whose pool it is. So each
+// waits for a while, gives its own back, and begins again. (With a quorum the session depends on
+// the second one, and ends with it.)
 func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
 	if _, err := b.Session.Second(ctx); err != nil {
 		return false, err
@@ -113,7 +113,7 @@ func (h *Held) endTransaction(ctx context.Context) error {
 	}
 	// A list's next transaction could not begin in a failed one, which would also keep one of the
 	// pooler's connections from the session that records the end.
-	_ = insist(ctx, h.Session, "ROLLBACK")
+	_ = retryCanceled(ctx, h.Session, "ROLLBACK")
 	if h.owes() {
 		h.recordAgain(ctx, err)
 	}

@@ -232,7 +232,7 @@ func (w *waiter) tryInBurst(ctx context.Context) (granted bool, err error) {
 		draws = false
 	}
 	if len(answers[0]) == 0 {
-		err := w.listener.askRoles(ctx) // another session may have had the lock meanwhile, and announced it
+		err := w.listener.askRoles(ctx) // another session may have had the lock meanwhile, and announced its start and end
 		return w.addGrants(nil), err
 	}
 	row, err := answers[0].Only(1)

@@ -31,9 +31,9 @@ func EachHost(database *pgconn.Config) []*pgconn.Config {
 }
 
 // Elsewhere returns the database with another host first than the one that gave err, and how many
-// others there are. It does so only for an error that another host may not give: after a failover the
-// primary that was left behind has no standbys, but the new one may have some. For any other error it
-// returns the database as it is, and 0.
+// others there are. It does so only for an error that another host may not give: after a failover
+// the primary that was left behind has no standbys, but the new one may have some. For any other
+// error it returns the database as it is, and 0.
 func Elsewhere(database *pgconn.Config, err error) (next *pgconn.Config, others int) {
 	var e *Error
 	if !errors.As(err, &e) || e.at == nil {

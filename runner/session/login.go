@@ -133,8 +133,8 @@ const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 // it, so a statement that makes this setting itself would come too late.
 const OwnNames = "SET LOCAL search_path = " + safeSearchPath
 
-// A pooler's connection may have any of the role's defaults. So one of these is put before a query, in
-// the same message. A standby refuses ToWrite.
+// A pooler's connection may have any of the role's defaults. So one of these is put before a query,
+// in the same message. A standby refuses ToWrite.
 const (
 	toRead  = readCommitted + pooledSettings
 	ToWrite = readCommitted + " READ WRITE" + pooledSettings
@@ -277,8 +277,8 @@ func (cfg Config) sessionSettingsSQL(major int) string {
 		[2]string{"default_transaction_isolation", "read committed"}, // a start needs a new snapshot, and no heartbeat may wait: see readCommitted
 		[2]string{"idle_in_transaction_session_timeout", "0"},
 		[2]string{"idle_session_timeout", milliseconds(cfg.Lease)},
-		// While a query of ours runs, only these tell the server that we are gone. Those of TCP have no
-		// effect on a unix socket.
+		// While a query of ours runs, only these tell the server that we are gone. Those of TCP
+		// have no effect on a unix socket.
 		[2]string{"tcp_keepalives_idle", seconds(cfg.Lease / 3)},
 		[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
 		[2]string{"tcp_keepalives_count", strconv.Itoa(keepaliveCount)},

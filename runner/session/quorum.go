@@ -110,8 +110,8 @@ func (s *Session) noQuorum() *Error {
 	return &Error{Kind: Unreachable, Hint: hint, err: ErrUnconfirmed, at: s.cfg.Database}
 }
 
-// silentStandbys is the cause of a loss if the second session is silent: ErrUnconfirmed and ErrSilent.
-// If this session's server answers, the text doesn't say that it does not.
+// silentStandbys is the cause of a loss if the second session is silent: ErrUnconfirmed and
+// ErrSilent. If this session's server answers, the text doesn't say that it does not.
 func (s *Session) silentStandbys() error {
 	if s.overdue() {
 		return fmt.Errorf("%w: %w", s.noQuorum(), ErrSilent)

@@ -9,10 +9,10 @@
 //
 // Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and
 // the reader), heartbeat.go (the lease), session.go (the loss, and the end). transaction.go,
-// second.go and quorum.go are for poolers and quorums, client.go for commands that only ask. The rest
-// is there to be looked up: dsn.go, sources.go and address.go say where the server is, standbys.go
-// and age.go what kind of server it is, errors.go and sqlstate.go what an error means; rows.go,
-// intake.go and encoding.go read its answers.
+// second.go and quorum.go are for poolers and quorums, client.go for commands that only ask. The
+// rest is there to be looked up: dsn.go, sources.go and address.go say where the server is,
+// standbys.go and age.go what kind of server it is, errors.go and sqlstate.go what an error means;
+// rows.go, intake.go and encoding.go read its answers.
 package session
 
 import (
@@ -44,8 +44,8 @@ type Config struct {
 	// answer, or for answerTimeout if that is longer.
 	ConnectTimeout time.Duration
 
-	// ApplicationName is what pg_stat_activity shows to all roles. A Session puts it into literals of
-	// SQL, so there it has no quote and no backslash (describe.Name).
+	// ApplicationName is what pg_stat_activity shows to all roles. A Session puts it into literals
+	// of SQL, so there it has no quote and no backslash (describe.Name).
 	ApplicationName string
 
 	// Comment is put before the session's statements, which pg_stat_activity shows to
@@ -152,8 +152,8 @@ type serverFacts struct {
 // made it. The number comes from the server, so nobody can forge it.
 type hearFunc func(pid uint32, payload string)
 
-// LostError says that the session has ended, by a loss or, with net.ErrClosed as its Cause, by Close.
-// Its locks are gone.
+// LostError says that the session has ended, by a loss or, with net.ErrClosed as its Cause, by
+// Close. Its locks are gone.
 type LostError struct {
 	// Cause is the server's last message or its silence, or the network's error.
 	Cause error
@@ -235,8 +235,8 @@ func (s *Session) Err() error {
 	return s.end
 }
 
-// EndError is the error of a request that gets no answer any more, since the session has ended, by a
-// loss or by Close. It is nil for a session that goes on.
+// EndError is the error of a request that gets no answer any more, since the session has ended, by
+// a loss or by Close. It is nil for a session that goes on.
 func (s *Session) EndError() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -56,9 +56,9 @@ type roundTrip struct {
 }
 
 // Ask sends a request and waits for the answer, in which a query that failed has no rows. An error
-// of the server is a *pgconn.PgError, an answer that is too long an *Error, the loss of the session a
-// *LostError. If ctx ends first, the caller does not learn what the server did, and the next request
-// waits for the answer.
+// of the server is a *pgconn.PgError, an answer that is too long an *Error, the loss of the session
+// a *LostError. If ctx ends first, the caller does not learn what the server did, and the next
+// request waits for the answer.
 //
 //	askOnce        one round trip
 //	askInEncoding  repeats what fails since the database's encoding lacks a character

@@ -30,8 +30,8 @@ type heardWord struct {
 //
 // A word speaks only of the run of its token and, with the field all, of those before it
 // (speaksOf). dead counts only if it names the token of a confirmed start (counts). About what the
-// ledger knows, only the waiter's own role is believed (KnowsDead). A stranger's words can only make
-// the waiter wait, and for no longer than the waiter's own settings do.
+// ledger knows, only the waiter's own role is believed (KnowsDead). A stranger's words can only
+// make the waiter wait, and for no longer than the waiter's own settings do.
 type standing int
 
 const (
@@ -99,9 +99,9 @@ func (e *Evidence) apply(w heardWord) {
 		last.coversEarlier = true
 	}
 	if e.standingOf(w.PID) == asOwn {
-		e.last.sureToken = w.Token
+		e.last.ownToken = w.Token
 		if w.CoversEarlier {
-			e.last.deadUpTo = max(e.last.deadUpTo, w.Token)
+			e.last.ownDeadUpTo = max(e.last.ownDeadUpTo, w.Token)
 		}
 	}
 	e.last.at = boottime.Now()
@@ -137,8 +137,8 @@ func (e *Evidence) fromHolder(w heardWord) bool {
 	return w.Word == Clean && (e.peers[w.PID].heldAt > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
 }
 
-// ends says whether a word that counts ends this start: the word speaks of that run, and its session
-// may end it, row by row as the table of standing says.
+// ends says whether a word that counts ends this start: the word speaks of that run, and its
+// session may end it, row by row as the table of standing says.
 func (e *Evidence) ends(w heardWord, s knownStart) bool {
 	if s.kind == ofTooMany || !e.speaksOf(w, s) {
 		return false
@@ -151,7 +151,7 @@ func (e *Evidence) ends(w heardWord, s knownStart) bool {
 		return s.pid == w.PID || ofItsRole || w.Word == Clean && s.kind == ofUnknown
 	case asRelative:
 		return ofItsRole
-	case asStranger: // which only cancelOwn lets do anything
+	case asStranger: // its words end nothing here: see cancelOwn
 	}
 	return false
 }
@@ -172,8 +172,8 @@ func (e *Evidence) speaksOf(w heardWord, s knownStart) bool {
 // dropStarts removes the starts that have a word's token, were noted before the word, and satisfy
 // also. It says whether there were any. Two kinds of words have a start dropped, and close nothing:
 // the word dead from the waiter's role, if the starting session was gone before its role could be
-// asked for; and the word clean of a stranger, for that stranger's own start (cancelOwn). If no start
-// is open then, the state is ended if an end is known, else what it was in the beginning.
+// asked for; and the word clean of a stranger, for that stranger's own start (cancelOwn). If no
+// start is open then, the state is ended if an end is known, else what it was in the beginning.
 func (e *Evidence) dropStarts(w heardWord, also func(knownStart) bool) bool {
 	known := len(e.starts)
 	e.starts = slices.DeleteFunc(e.starts, func(s knownStart) bool { return s.token == w.Token && s.noted < w.noted && also(s) })

@@ -4,8 +4,8 @@
 // and ask it for a Verdict.
 //
 // Read it in this order: announcement.go (what holders say), look.go (what the server shows), the
-// table of states below, starts.go (whose commands may be alive), peers.go (which session is which),
-// closing.go (whose word ends what).
+// table of states below, starts.go (whose commands may be alive), peers.go (which session is
+// which), closing.go (whose word ends what).
 package evidence
 
 import (
@@ -77,8 +77,8 @@ type mark struct {
 type lastEnd struct {
 	token         int64
 	coversEarlier bool             // all earlier runs have ended, too
-	sureToken     int64            // this run has ended, by the latest word of the waiter's own role; 0: there was none
-	deadUpTo      int64            // so have all runs up to this token, by its word or its silence
+	ownToken      int64            // this run has ended, by the latest word of the waiter's own role; 0: there was none
+	ownDeadUpTo   int64            // all runs up to this token have ended, by a word or the silence of the waiter's own role
 	at            boottime.Instant // when the last word that changed anything was applied
 }
 
@@ -88,8 +88,8 @@ const (
 	mostWords  = 32
 )
 
-// New is the evidence of a waiter that knows nothing yet. lockDelay, lease and lostGrace are its own,
-// and shared says that it is a reader, so that other readers don't keep it out.
+// New is the evidence of a waiter that knows nothing yet. lockDelay, lease and lostGrace are its
+// own, and shared says that it is a reader, so that other readers don't keep it out.
 func New(lockDelay, lease, lostGrace time.Duration, shared bool) *Evidence {
 	e := &Evidence{lockDelay: lockDelay, lease: lease, lostGrace: lostGrace, shared: shared}
 	e.Forget()
@@ -131,9 +131,9 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
-	// A peer that is empty means that the session was gone when its role was asked for, or that a look
-	// showed none. It said this earlier, or another session has its number now, so the role has to
-	// be asked for again.
+	// A peer that is empty means that the session was gone when its role was asked for, or that a
+	// look showed none. It said this earlier, or another session has its number now, so the role
+	// has to be asked for again.
 	if e.peers[pid] == (peer{}) {
 		delete(e.peers, pid)
 	}
@@ -164,8 +164,8 @@ func (e *Evidence) noteWord(a Announcement) {
 //
 // Before the mark was taken, a holder that found no other mark announced nothing. So after what was
 // heard and seen so far, other holders may have come and gone, and it is no longer evidence of an
-// end. The starts still count. If none is open, the state is what it was in the beginning, contested
-// or untouched, unless a clean end shows that it came after the mark (fromHolder).
+// end. The starts still count. If none is open, the state is what it was in the beginning,
+// contested or untouched, unless a clean end shows that it came after the mark (fromHolder).
 func (e *Evidence) NoteMark(at LSN) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -276,8 +276,8 @@ func (e *Evidence) sawHolder(s Seat, sent boottime.Instant) {
 }
 
 // NoteSilence notes that a holder was silent for as long as its command can live, up to the latest
-// look: its command is dead, and so is every command that had started before that look was sent. (For
-// KnowsDead that holds up to the latest token of the waiter's own role.)
+// look: its command is dead, and so is every command that had started before that look was sent.
+// (For KnowsDead that holds up to the latest token of the waiter's own role.)
 //
 // The holder's session may have the lock for a while longer: if this role may not end that
 // session, the server will. If a start is heard meanwhile, the state stays running.
@@ -298,7 +298,7 @@ func (e *Evidence) NoteSilence(of Seat) {
 		}
 		e.last.token = max(e.last.token, s.token)
 		if e.standingOf(s.pid) == asOwn {
-			e.last.deadUpTo = max(e.last.deadUpTo, s.token)
+			e.last.ownDeadUpTo = max(e.last.ownDeadUpTo, s.token)
 		}
 	}
 	e.starts = slices.DeleteFunc(e.starts, over)
@@ -310,12 +310,6 @@ type Verdict struct {
 	Delay time.Duration
 	// CoversEarlier: this holder's word of its end may also speak for all earlier holders.
 	CoversEarlier bool
-}
-
-// withoutEvidence is the verdict of a waiter that knows nothing. A lock-delay that is shorter than
-// a command may live by the waiter's own settings covers no earlier one (speaksOf).
-func (e *Evidence) withoutEvidence() Verdict {
-	return Verdict{Delay: e.lockDelay, CoversEarlier: e.lockDelay >= leasetime.DeadAfter(e.lease, e.lostGrace)}
 }
 
 // state is the state at this moment, which the session's reader may change. Before the mark is
@@ -338,17 +332,19 @@ func (e *Evidence) state() state {
 func (e *Evidence) Verdict(firstTry time.Duration) Verdict {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	switch now := e.state(); {
-	case now == untouched:
+	switch e.state() {
+	case untouched:
 		return Verdict{Delay: firstTry}
-	case now == ended:
+	case ended:
 		return Verdict{CoversEarlier: e.last.coversEarlier}
-	case e.lockDelay == 0:
-		return e.withoutEvidence()
 	}
-	v := e.withoutEvidence()
+	// A lock-delay that is shorter than a command may live by the waiter's own settings covers no
+	// earlier one (speaksOf).
+	v := Verdict{Delay: e.lockDelay, CoversEarlier: e.lockDelay >= leasetime.DeadAfter(e.lease, e.lostGrace)}
 	for _, s := range e.starts {
-		v.Delay = max(v.Delay, e.delayFor(s))
+		if e.lockDelay > 0 {
+			v.Delay = max(v.Delay, e.delayFor(s))
+		}
 	}
 	return v
 }
@@ -368,10 +364,10 @@ func (e *Evidence) OpenStarts() (tokens []int64, blind bool) {
 }
 
 // KnowsDead says whether the command of a token is known to be dead, although the ledger has no end
-// of it. Only the waiter's own role can say so, by a word or by its silence: any role can take the lock,
-// name any token as its own, and say that it has ended.
+// of it. Only the waiter's own role can say so, by a word or by its silence: any role can take the
+// lock, name any token as its own, and say that it has ended.
 func (e *Evidence) KnowsDead(token int64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.state() == ended && (token <= e.last.deadUpTo || token == e.last.sureToken)
+	return e.state() == ended && (token <= e.last.ownDeadUpTo || token == e.last.ownToken)
 }

@@ -10,12 +10,13 @@ import (
 type peer struct {
 	role   uint32 // 0: not known
 	heldAt int    // seq when a look last showed that it holds the lock; 0: none did
-	// missed is since when it has had no lock: a look didn't show it, or the waiter got the lock; or 0.
+	// missed is since when it has had no lock: a look didn't show it, or the waiter got the lock;
+	// or 0.
 	missed boottime.Instant
 }
 
-// meet notes a session that a look shows. If it has another role than the known one, only the number
-// is the same. A session that is ending has no role any more.
+// meet notes a session that a look shows. If it has another role than the known one, the server
+// has given the number to another session. A session that is ending has no role any more.
 func (e *Evidence) meet(pid, role uint32) peer {
 	if known := e.peers[pid].role; known != 0 && role != 0 && role != known {
 		e.retire(pid)
@@ -47,17 +48,17 @@ func (e *Evidence) miss(pid uint32, since boottime.Instant) {
 }
 
 // retireMissed is called when a session speaks. If the known session of that number has been missed
-// for a while, and so has not just freed the lock, the speaker may be another one: the server reuses
-// the numbers. Then its role is asked for.
+// for a while, and so has not just freed the lock, the speaker may be another one: the server
+// reuses the numbers. Then its role is asked for.
 func (e *Evidence) retireMissed(pid uint32) {
 	if p := e.peers[pid]; p.missed != 0 && boottime.Now().Sub(p.missed) > freeAfterClean {
 		e.retire(pid)
 	}
 }
 
-// retire gives a known session, which is gone, a number that no session has, so that its starts stay
-// open when another session has its own. Its words go: by now they have ended what they could, and
-// with that number the server would be asked for their speaker's role.
+// retire gives a known session, which is gone, a number that no session has, so that its starts
+// stay open when another session has its own. Its words go: by now they have ended what they could,
+// and with that number the server would be asked for their speaker's role.
 func (e *Evidence) retire(pid uint32) {
 	retired := pid | 1<<31 // the system's numbers are smaller
 	for e.peers[retired] != (peer{}) {
