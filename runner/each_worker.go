@@ -269,7 +269,7 @@ func (w *worker) runItem(ctx context.Context, it *activeItem) (unreleased *activ
 	w.countEnd(ran, ok)
 	lost := errors.As(err, new(*LockLostError)) || r.held.Err() != nil
 	switch {
-	case lost && err != nil: // the list tells the waiters of all such locks at its end
+	case lost && (err != nil || r.supervision == nil): // the list tells the waiters of all such locks at its end
 		w.noteLost(it)
 	case lost, !ran:
 		r.finish(err)

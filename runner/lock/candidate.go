@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/pace"
@@ -34,7 +35,7 @@ type wait struct {
 	// session.
 	former struct{ ticket, backend uint32 } // ticket 0: nowhere
 
-	unended unended // starts of which an earlier session has heard
+	unended map[lockkey.ID][]int64 // listener.openStarts of an earlier session
 
 	// Between attempts to connect (see pause):
 	since             time.Time // when the last session was lost, or the attempts began
@@ -128,7 +129,6 @@ func (c *Candidate) acquireOnce(ctx context.Context, prepare Prepare) (*Held, er
 	c.wait.returning = true
 	held, err := w.acquire(ctx)
 	if err != nil {
-		c.wait.unended = w.listener.openStarts()
 		if w.place.everJoined() && w.place.ticket != 0 {
 			c.wait.former.ticket, c.wait.former.backend = w.place.ticket, s.BackendPID()
 			if w.turn.Rank > 0 {
@@ -143,6 +143,7 @@ func (c *Candidate) acquireOnce(ctx context.Context, prepare Prepare) (*Held, er
 			cancel()
 		}
 		s.Close()
+		c.wait.unended = w.listener.openStarts()
 		w.preparation.giveUp() // waits for the guard's start, which a debugger may delay
 		w.reportUnstarted(ctx)
 		return nil, err

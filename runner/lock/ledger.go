@@ -50,12 +50,12 @@ func (b *bid) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
 	if b.cfg.LockDelay == 0 {
 		return nil, false
 	}
-	if before := b.listener.unended; !b.startsAtOnce(locks) {
-		tokens, blind = slices.Clone(before.tokens), before.blind
-	}
 	for _, l := range locks {
 		more, unknown := b.listener.evidence[l.ID].OpenStarts()
 		tokens, blind = append(tokens, more...), blind || unknown
+		if before := b.listener.unended[l.ID]; len(before) > 0 && !b.startsAtOnce([]advisory.Lock{l}) {
+			tokens = append(tokens, before...)
+		}
 	}
 	return tokens, blind
 }

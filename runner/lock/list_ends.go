@@ -29,8 +29,8 @@ func (l *List) endSQL(h *Held) string {
 }
 
 // tellQueries tell the other workers on the list of an end, in a release. They come after the
-// record in the ledger: whoever takes an item as done must not leave one behind that the ledger
-// calls lost.
+// record in the ledger, if that succeeds: whoever takes an item as done must not leave one behind
+// that the ledger calls lost.
 func (l *List) tellQueries(h *Held) []string {
 	if !l.cfg.announces() {
 		return nil

@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,35 +28,31 @@ type listener struct {
 	news     chan struct{}              // * something new may have to be acted on
 	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool
-	unended       unended
+	unended       map[lockkey.ID][]int64 // openStarts of an earlier session
 
 	mu     sync.Mutex   // guards marked: the reader may note a look's answer after its caller has given up
 	marked []lockkey.ID // * the locks whose common marks (line_mark.go) the session has
 }
 
-// unended are starts whose ends can't be heard any more, since the session that heard of them was
-// lost or does not listen. A ledger has to know their ends: one that was restored may lack the
-// runs.
-type unended struct {
-	tokens []int64
-	blind  bool // some tokens aren't known
-}
+// mostUnended bounds the tokens of a lock in unended: others may announce any number.
+const mostUnended = 64
 
-// mostUnended bounds the tokens of unended starts: others may announce any number.
-const mostUnended = 256
-
-// openStarts are the starts that are open as far as was heard, with those that were unended before.
-func (l *listener) openStarts() unended {
-	all := unended{slices.Clone(l.unended.tokens), l.unended.blind}
-	for _, e := range l.evidence {
-		tokens, blind := e.OpenStarts()
-		all.tokens, all.blind = append(all.tokens, tokens...), all.blind || blind
+// openStarts are, by their locks, the tokens of the starts that are open as far as was heard, in this
+// session or in an earlier one. They are unended for the next session, which can't hear of their ends
+// any more. A ledger has to know these: one that was restored may lack the runs.
+func (l *listener) openStarts() map[lockkey.ID][]int64 {
+	open := map[lockkey.ID][]int64{}
+	for id, e := range l.evidence {
+		if e.Ended() {
+			continue
+		}
+		heard, _ := e.OpenStarts()
+		tokens := append(heard, l.unended[id]...)
+		slices.Sort(tokens)
+		tokens = slices.Compact(tokens)
+		open[id] = tokens[max(0, len(tokens)-mostUnended):]
 	}
-	slices.Sort(all.tokens)
-	if all.tokens = slices.Compact(all.tokens); len(all.tokens) > mostUnended {
-		return unended{blind: true}
-	}
-	return all
+	return open
 }
 
 // newListener returns the listener of a session that does not listen yet. contested says that
@@ -182,8 +179,7 @@ func (l *listener) freeMarksSQL() (columns []string) {
 	return columns
 }
 
-// unlisten stops listening, frees the common marks, and forgets what was heard, except which starts
-// are unended.
+// unlisten stops listening, frees the common marks, and forgets what was heard.
 func (l *listener) unlisten(ctx context.Context) error {
 	var queries []string
 	if l.on {
@@ -196,7 +192,7 @@ func (l *listener) unlisten(ctx context.Context) error {
 	// neither that the session is alive nor how long its commands outlive a lock.
 	queries = append(queries, selectQueries(l.freeMarksSQL())...)
 	err := retryCanceled(ctx, l.s, append(queries, session.PlainBeatQuery)...)
-	l.unended = l.openStarts()
+	maps.DeleteFunc(l.unended, func(id lockkey.ID, _ []int64) bool { return l.evidence[id].Ended() })
 	l.evidence.Forget()
 	l.on = false
 	l.noteUnmarked()

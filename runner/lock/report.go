@@ -193,8 +193,10 @@ func (r *report) try(ctx context.Context) error {
 	for _, b := range r.bids {
 		ends, queries = append(ends, b.endLostQueries()...), append(queries, b.announceDeathQueries()...)
 	}
-	if _, err := s.Query(ctx, ends...); len(ends) > 0 && err != nil && session.AnsweredError(err) == nil {
-		return r.bids[0].cfg.Claim.rejected(err)
+	if len(ends) > 0 {
+		if _, err := s.Query(ctx, ends...); err != nil && session.AnsweredError(err) == nil {
+			return r.bids[0].cfg.Claim.rejected(err)
+		}
 	}
 	if _, err := s.Query(ctx, queries...); err != nil {
 		return r.bids[0].cfg.Claim.rejected(err)

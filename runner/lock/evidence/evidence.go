@@ -111,6 +111,13 @@ func (e *Evidence) Untouched() bool {
 	return e.state() == untouched
 }
 
+// Ended says whether the runs that were known have ended, and all others that may have begun since.
+func (e *Evidence) Ended() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.state() == ended
+}
+
 // Forget forgets what was heard and seen, except that others had the lock, or may have had it: from
 // then on the waiter hears nothing of their ends.
 func (e *Evidence) Forget() {
