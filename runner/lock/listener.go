@@ -46,8 +46,8 @@ func (l *listener) openStarts() map[lockkey.ID][]int64 {
 		if e.Ended() {
 			continue
 		}
-		heard, _ := e.OpenStarts()
-		tokens := append(heard, l.unended[id]...)
+		tokens, _ := e.OpenStarts()
+		tokens = append(tokens, l.unended[id]...)
 		slices.Sort(tokens)
 		tokens = slices.Compact(tokens)
 		open[id] = tokens[max(0, len(tokens)-mostUnended):]
