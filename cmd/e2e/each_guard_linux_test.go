@@ -223,7 +223,8 @@ func TestEachAhead(t *testing.T) {
 		items = append(items, "brief"+strconv.Itoa(i))
 	}
 	items = append(items, "long", "after")
-	args := append([]string{"each", "--key", key + "/{}"}, items...)
+	// With --wait it comes back to the item if the run below has the lock at its first try.
+	args := append([]string{"each", "--wait", "1m", "--key", key + "/{}"}, items...)
 	each := command(t, append(args, "--", "sh", "-c", `case $0 in long) touch long; until test -e go; do sleep 0.01; done;; after) touch after;; esac`, "{}")...)
 	each.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := each.Start(); err != nil {

@@ -194,9 +194,10 @@ func TestTerminal(t *testing.T) {
 	})
 	t.Run("a shell inside is killed", func(t *testing.T) {
 		term := newTerminal(t)
-		term.write("sh -c 'pglead run --key tty8 --timeout 1s --kill-after 1s -- bash --norc --noediting -i; read x; echo \"go\"t $x'\n")
+		term.write("sh -c 'pglead run --key tty8 --timeout 1s --kill-after 1s -- bash --norc --noediting -i; echo \"ov\"er; read x; echo \"go\"t $x'\n")
 		term.expect(prompt)
 		term.expect("killing it and all that it started")
+		term.expect("over") // otherwise the shell might read the next line before it is dead
 		term.write("hello\n")
 		term.expect("got hello")
 		term.expect(prompt)
