@@ -26,17 +26,6 @@ func printable(s string) string {
 	return s
 }
 
-// beginning is as much of a text as somebody may want to read in a line.
-func beginning(s string) string {
-	const most = 200 // bytes; a whole character follows
-	for i := range s {
-		if i >= most {
-			return s[:i] + "…"
-		}
-	}
-	return s
-}
-
 // cells is how many cells of a terminal a text takes: a Chinese character or an emoji takes two,
 // and a combining mark none.
 func cells(s string) (n int) {

@@ -91,6 +91,9 @@ func (h *textHandler) Handle(_ context.Context, r slog.Record) error {
 	return err
 }
 
+// mostOfItem is how many characters of an item a line shows, with the … in place of the rest.
+const mostOfItem = 201
+
 func (h *textHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	with := *h
 	for _, a := range attrs {
@@ -98,7 +101,7 @@ func (h *textHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 		case "key":
 			with.key = a.Value.String()
 		case "item":
-			with.key += ": " + printable(beginning(a.Value.String()))
+			with.key += ": " + printable(shorten(a.Value.String(), mostOfItem))
 		default:
 			with.attrs = append(slices.Clip(with.attrs), a)
 		}

@@ -39,9 +39,9 @@ const (
 
 // commandState is what has become of the command itself, in any state of its tree.
 //
-//	commandAlive   → commandDead     it is reaped
+//	commandAlive   → commandDead      it is reaped
 //	commandDead    → leftoversAsked   leftoverPatience later: what is left gets SIGTERM;
-//	                                 not with WaitForLeftovers
+//	                                  not with WaitForLeftovers
 //	leftoversAsked                    leftoverTerm later the tree is killed
 type commandState int
 

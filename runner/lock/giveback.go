@@ -13,12 +13,12 @@ import (
 
 // Locks under which no command was started are given back. These free locks, outside an exchange:
 //
-//	                   when                                        waiters hear
-//	Held.Release       after the command                           clean, or left
-//	giveBack           no command was started. The bid may go on   clean, if the start was
-//	                                                               announced (mayAnnounceEnd)
-//	giveBackAndLeave   the same, and it leaves the line            the same
-//	freeAfterRejection       the server has rejected a list's query      nothing
+//	                     when                                        waiters hear
+//	Held.Release         after the command                           clean, or left
+//	giveBack             no command was started. The bid may go on   clean, if the start was
+//	                                                                 announced (mayAnnounceEnd)
+//	giveBackAndLeave     the same, and it leaves the line            the same
+//	freeAfterRejection   the server has rejected a list's query      nothing
 //
 // Attempt's GiveBack uses whichever of the first two fits.
 

@@ -44,8 +44,8 @@ func (b *bid) drawStartsRun(locks []advisory.Lock) bool {
 }
 
 // openStarts are the tokens of the starts that are open, as far as was heard, and of those that are
-// unended, unless later evidence lets the command start at once; blind says that some tokens aren't
-// known.
+// unended from an earlier session, unless there is evidence enough to start at once; blind says that
+// some tokens aren't known.
 func (b *bid) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
 	if b.cfg.LockDelay == 0 {
 		return nil, false
@@ -53,8 +53,8 @@ func (b *bid) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
 	for _, l := range locks {
 		more, unknown := b.listener.evidence[l.ID].OpenStarts()
 		tokens, blind = append(tokens, more...), blind || unknown
-		if before := b.listener.unended[l.ID]; len(before) > 0 && !b.startsAtOnce([]advisory.Lock{l}) {
-			tokens = append(tokens, before...)
+		if b.verdictOn(l.ID).Delay > 0 {
+			tokens = append(tokens, b.listener.unended[l.ID]...)
 		}
 	}
 	return tokens, blind

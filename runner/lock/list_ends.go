@@ -35,7 +35,7 @@ func (l *List) tellQueries(h *Held) []string {
 	if !l.cfg.announces() {
 		return nil
 	}
-	return []string{"SELECT " + asyncCommitSQL + ", " + l.endSQL(h)}
+	return selectQueries([]string{asyncCommitSQL, l.endSQL(h)})
 }
 
 // listenForEnds makes the session's reader call heard with each end of a list's item that another
