@@ -43,8 +43,8 @@ runs the whole list, though each item runs on one machine at a time, unless
 --once-per prevents that.
 
 The exit status is 0 if no command failed or there are no items, 123 if a
-command failed, 75 if some items were still held elsewhere or paused when --wait
-was over, and 76 if a lock was lost while its command ran. If the database is
+command failed, 75 if some items were still held elsewhere, paused or kept from
+starting when --wait was over, and 76 if a lock was lost while its command ran. If the database is
 lost between commands, or ends a statement, it is 69.`,
 		Example: `  pglead each --key 'import/{}' -a tenants.txt -P 4 -- ./import --tenant {}
   find inbox -type f -print0 | pglead each --key 'inbox/{}' -0 -- ./process {}`,
@@ -184,18 +184,21 @@ const itemVariable = "PGLEAD_ITEM"
 // if there is something to report.
 func (f *eachFlags) summary(items int, t runner.Tally, err error) error {
 	text := fmt.Sprintf("%s: %d ran, %d of them failed; %d skipped: %d held elsewhere, %d already done",
-		plural(items, "item"), t.Ran, t.Failed, t.Held+t.Done+t.Paused, t.Held, t.Done)
+		plural(items, "item"), t.Ran, t.Failed, t.Skipped(), t.Held, t.Done)
 	if t.Paused > 0 {
 		text += fmt.Sprintf(", %d paused", t.Paused)
 	}
-	if rest := items - t.Ran - t.Held - t.Done - t.Paused; rest > 0 { // the list has ended before these
+	if t.Hindered > 0 {
+		text += fmt.Sprintf(", %d kept from starting", t.Hindered)
+	}
+	if rest := items - t.Ran - t.Skipped(); rest > 0 { // the list has ended before these
 		text += fmt.Sprintf("; %d not started", rest)
 	}
 	var code int
 	switch {
 	case t.Failed > 0:
 		code = exitSomeFailed
-	case t.Held+t.Paused > 0 && f.wait.value > 0:
+	case t.ComeBack() > 0 && f.wait.value > 0:
 		code = f.conflictCode
 	}
 	if code != 0 || err != nil {
@@ -250,7 +253,7 @@ func (p *progress) draw() {
 
 func (p *progress) text() string {
 	t := p.last
-	over, waits := t.Ran+t.Done, t.Held+t.Paused
+	over, waits := t.Ran+t.Done, t.ComeBack()
 	if !p.returns {
 		over, waits = over+waits, 0
 	}

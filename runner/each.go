@@ -55,10 +55,19 @@ type Tally struct {
 	Failed  int // ended with a non-zero exit status, by a signal or a timeout, by a loss of the lock or the guard, or was asked to step down
 	Held    int // skipped, since somebody else holds their lock
 	Paused  int // skipped, since the ledger says so
+	// Hindered counts items that were skipped because of an obstacle that may pass, such as a
+	// ledger whose disk is full.
+	Hindered int
 	// Done counts items that were skipped as done: they were run after this process began, here or
 	// elsewhere, a worker here is at the same item, or --once-per found a success.
 	Done int
 }
+
+// ComeBack is the number of items to which the list comes back if there is time.
+func (t Tally) ComeBack() int { return t.Held + t.Paused + t.Hindered }
+
+// Skipped is the number of items that are not run, or not yet.
+func (t Tally) Skipped() int { return t.Done + t.ComeBack() }
 
 // Each works on every item that nobody else works on: it takes the item's lock and runs
 // the item's command. It skips an item that is held elsewhere, or that another worker on
@@ -168,7 +177,7 @@ func (e *each) passes(ctx context.Context) {
 			return
 		}
 		e.returning = true
-		e.count(func(t *Tally) { t.Held, t.Paused = 0, 0 })
+		e.count(func(t *Tally) { t.Held, t.Paused, t.Hindered = 0, 0, 0 })
 		again := e.comeBack
 		e.comeBack = nil
 		if again = append(again, e.resumed(ctx)...); len(again) > 0 {

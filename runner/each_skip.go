@@ -5,9 +5,12 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"time"
 
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -19,6 +22,7 @@ type skipReason int
 
 const (
 	heldElsewhere skipReason = iota
+	hindered // by an obstacle that may pass
 	paused
 	alreadyDone // and not to be run again
 )
@@ -31,6 +35,8 @@ func (e *each) skip(it *activeItem, why skipReason) {
 		switch why {
 		case heldElsewhere:
 			t.Held++
+		case hindered:
+			t.Hindered++
 		case paused:
 			t.Paused++
 			to = &e.paused
@@ -68,28 +74,68 @@ func (e *each) skipIfRun(ctx context.Context, it *activeItem) (skipped bool, err
 
 // skipIfBarred skips an item if the ledger keeps it from starting, or if there is time to wait until
 // an obstacle passes; otherwise it returns the error.
-func (e *each) skipIfBarred(it *activeItem, err error) error {
+func (w *worker) skipIfBarred(ctx context.Context, it *activeItem, err error) error {
 	switch {
 	case errors.As(err, new(*ledger.DoneError)):
 		it.log.Info(err.Error(), "event", "done")
-		e.skip(it, alreadyDone)
-		return nil
+		w.skip(it, alreadyDone)
 	case errors.As(err, new(*ledger.PausedError)):
-		e.warnOnce(it, "paused", err.Error())
-		e.skip(it, paused)
-		return nil
-	case errors.As(err, new(*ledger.FencedError)):
-		e.warnOnce(it, "ledger", withHint(err))
-	case !session.Passing(err) || it.worker.list.Session.Err() != nil || e.cfg.Lock.Wait == 0:
+		w.warnOnce(it, "paused", err.Error())
+		w.skip(it, paused)
+	case errors.As(err, new(*ledger.FencedError)): // by this key's last run alone
+		w.warnOnce(it, "ledger", withHint(err))
+		w.skip(it, heldElsewhere)
+	case !session.Passing(err) || w.list.Session.Err() != nil:
 		return err
-	case errors.As(err, new(*lock.LedgerError)):
-		e.warnOnce(it, "ledger", withHint(err))
 	default:
-		e.warnOnce(it, "waiting", "the lock could not be taken, and the list comes back to the item: "+withHint(err))
+		return w.comeBackTo(ctx, it, err)
 	}
-	e.skip(it, heldElsewhere)
 	return nil
 }
+
+// comeBackTo has the list come back to an item after an obstacle that may pass, or returns that if
+// such obstacles came in a row for as long as --wait allows. It warns of the first in a row. The
+// worker pauses, each time for longer, unless it fetches ahead: the end of the command that runs
+// could be neither recorded nor announced meanwhile. If the ledger could not be written, the item is
+// the next one again, and needs no evidence (Attempt): the ledger will have the runs of others. If
+// that takes long, or after any other obstacle, a later pass has the item.
+func (w *worker) comeBackTo(ctx context.Context, it *activeItem, obstacle error) error {
+	now := time.Now()
+	first := w.obstacles == nil
+	if first {
+		w.obstacles, w.hinderedSince = crowd.AwayBackoff(), now
+	}
+	if now.Sub(w.hinderedSince) >= w.cfg.Lock.Wait {
+		return obstacle
+	}
+	ofLedger := errors.As(obstacle, new(*lock.LedgerError))
+	event, text := "ledger", withHint(obstacle)
+	if !ofLedger {
+		event, text = "waiting", "the lock could not be taken, and the list comes back to the item: "+text
+	}
+	if first {
+		w.warnOnce(it, event, text)
+	} else {
+		it.log.Info(text, "event", event)
+	}
+	long := false
+	if w.ahead == nil {
+		least, most := w.obstacles.Halves()
+		rest := pace.Between(least, most)
+		it.run.cfg.Lock.SayTrying(rest)
+		pace.Sleep(ctx, rest)
+		long = most >= longPause
+	}
+	if ofLedger && !long {
+		w.pushedBack = &it.item
+	} else {
+		w.skip(it, hindered)
+	}
+	return nil
+}
+
+// longPause is long enough for an item to be skipped. The pauses before sum up to some seconds.
+const longPause = 3 * time.Second
 
 // warnOnce warns of what is in the item's way. After that it only informs of such an event.
 func (e *each) warnOnce(it *activeItem, event, text string) {

@@ -150,22 +150,22 @@ func TestComesBackAfterObstacle(t *testing.T) {
 	locking.Log = slog.New(levels{slog.DiscardHandler, &logged})
 	w, it := workerOn(t, locking, 1)
 	for range 2 {
-		if err := w.skipIfBarred(it, session.Errorf(session.Unreachable, "", "no memory")); err != nil {
+		if err := w.skipIfBarred(t.Context(), it, session.Errorf(session.Unreachable, "", "no memory")); err != nil {
 			t.Error(err)
 		}
 	}
-	if !slices.Equal(logged, []slog.Level{slog.LevelWarn, slog.LevelInfo}) || w.tally.Held != 2 || len(w.comeBack) != 2 {
+	if !slices.Equal(logged, []slog.Level{slog.LevelWarn, slog.LevelInfo}) || w.tally.Hindered != 2 || len(w.comeBack) != 2 {
 		t.Errorf("logged %v; %+v, %d to come back to", logged, w.tally, len(w.comeBack))
 	}
-	if err := w.skipIfBarred(it, session.Errorf(session.Denied, "", "not yours")); err == nil || err.Error() != "not yours" {
+	if err := w.skipIfBarred(t.Context(), it, session.Errorf(session.Denied, "", "not yours")); err == nil || err.Error() != "not yours" {
 		t.Errorf("the list goes on after %v", err)
 	}
 	terminateAll(t, server)
 	<-w.list.Session.Done()
-	if err := w.skipIfBarred(it, w.list.Session.Err()); !errors.As(err, new(*session.LostError)) {
+	if err := w.skipIfBarred(t.Context(), it, w.list.Session.Err()); !errors.As(err, new(*session.LostError)) {
 		t.Errorf("the list goes on without its session: %v", err)
 	}
-	if len(logged) != 2 || w.tally.Held != 2 {
+	if len(logged) != 2 || w.tally.Hindered != 2 {
 		t.Errorf("logged %v; %+v", logged, w.tally)
 	}
 }

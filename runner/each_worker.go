@@ -6,11 +6,13 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pace"
 )
 
 // worker works on one item after the other: it takes a lock, runs the command, and releases
@@ -35,10 +37,13 @@ type worker struct {
 	guard *child.Guard // the last command's, or the next one's; nil before the first
 	brief bool         // the last command was brief, so its guard can have another one
 
+	obstacles     *pace.Backoff // the pauses at the last obstacles; nil once a lock has settled
+	hinderedSince time.Time     // the first of these obstacles
+
 	// The loop owns these. While a command runs, releaseBeside's goroutine owns them, until it
 	// hands to the loop what it fetched.
 	last       *activeItem // its command has ended, and its lock is not released yet; or nil
-	pushedBack *string     // an item that was fetched too early: it comes before those in the queue
+	pushedBack *string     // an item to try again: it comes before those in the queue
 	// ahead is nil unless the worker fetches ahead. It is closed when the command that runs
 	// meanwhile has ended.
 	ahead <-chan struct{}
@@ -105,7 +110,7 @@ func (w *worker) fetch(ctx context.Context) (*activeItem, error) {
 			return next, nil
 		}
 		w.forget(next)
-		if err != nil || w.pushedBack != nil { // pushed back, since it was fetched too early
+		if err != nil || w.ahead != nil && w.pushedBack != nil { // pushed back, since it was fetched too early
 			return nil, err
 		}
 	}
@@ -204,7 +209,7 @@ func (w *worker) nextItem(ctx context.Context) (item string, ok bool) {
 func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tryErr error) (settled bool, err error) {
 	switch {
 	case tryErr != nil:
-		return false, w.skipIfBarred(it, tryErr)
+		return false, w.skipIfBarred(ctx, it, tryErr)
 	case !it.attempt.Granted():
 		return false, w.skipHeld(ctx, it)
 	}
@@ -224,9 +229,9 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tryErr error)
 		w.pushedBack = &it.item
 		return false, nil
 	case err != nil:
-		return false, w.skipIfBarred(it, err)
+		return false, w.skipIfBarred(ctx, it, err)
 	}
-	it.run.held = held
+	it.run.held, w.obstacles = held, nil
 	return true, nil
 }
 
