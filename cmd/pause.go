@@ -163,7 +163,7 @@ func keysOf(on session.Connection, facts ledger.Facts) (keys []ledgerKey) {
 }
 
 func (k ledgerKey) facts(ctx context.Context) (ledger.Facts, error) {
-	return ledger.FactsOf(ctx, k.on, k.key, k.ids)
+	return ledger.FactsOfLocks(ctx, k.on, k.ids)
 }
 
 func (k ledgerKey) pause(ctx context.Context, wish ledger.Wish) (text string, err error) {

@@ -96,6 +96,12 @@ func FactsOf(ctx context.Context, on session.Connection, key string, ids []lockk
 	return readFacts(ctx, on, among(key, ids), 2*len(ids)+1000)
 }
 
+// FactsOfLocks are the facts of the locks that have these numbers, also if another key was the last
+// to have one of them.
+func FactsOfLocks(ctx context.Context, on session.Connection, ids []lockkey.ID) (Facts, error) {
+	return readFacts(ctx, on, numbered(ids), 2*len(ids)+1000)
+}
+
 // FactsMatching are the facts of the locks whose key matches a pattern (Pattern). Without patterns
 // every key matches.
 func FactsMatching(ctx context.Context, on session.Connection, patterns []string, most int) (Facts, error) {

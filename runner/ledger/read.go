@@ -59,10 +59,15 @@ func length(column string) string {
 // spelling in the table of an older ledger.
 func among(key string, ids []lockkey.ID) string {
 	if ids[0].SpelledBy(key) {
-		return fmt.Sprintf("sub = %d AND number = %d", ids[0].ObjSubID(), ids[0].Number)
+		return numbered(ids[:1])
 	}
+	return fmt.Sprintf("key = pg_catalog.left(%s, %d) AND %s", quoteKey(key), mostKey, numbered(ids))
+}
+
+// numbered is an SQL condition on a row of the ledger's tables: it has one of these numbers.
+func numbered(ids []lockkey.ID) string {
 	numbers := joined(ids, ", ", func(id lockkey.ID) string { return strconv.FormatInt(id.Number, 10) })
-	return fmt.Sprintf("key = pg_catalog.left(%s, %d) AND sub = %d AND number IN (%s)", quoteKey(key), mostKey, ids[0].ObjSubID(), numbers)
+	return fmt.Sprintf("sub = %d AND number IN (%s)", ids[0].ObjSubID(), numbers)
 }
 
 // column reads rows of one cell, the answer to a query that has maybe failed.
