@@ -39,7 +39,9 @@ func obstacleOf(err error) obstacle {
 	e, known := errors.AsType[*session.Error](err)
 	switch {
 	case errors.As(err, new(*lock.LedgerError)), errors.As(err, new(*ledger.FencedError)), errors.Is(err, session.ErrUnconfirmed),
-		known && e.Kind == session.NoStandbys, !known && !session.Passing(err): // as where no guard can be started
+		known && e.Kind == session.NoStandbys,
+		session.AnsweredError(err) != nil, // to a statement, after the login
+		!known && !session.Passing(err):   // as where no guard can be started
 		return obstacle{"the command can't start yet", "the command still can't start", "the command could not start", ""}
 	case known && e.Kind == session.Denied:
 		return obstacle{

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/child"
@@ -179,6 +181,13 @@ func TestOutage(t *testing.T) {
 		time.Sleep(time.Hour)
 		o.away(errors.New("start the guard process: resource temporarily unavailable"))
 		said("pglead: k: the command can't start yet: start the guard process: resource temporarily unavailable\n")
+		o.answers()
+		said("")
+
+		// The server rejects a statement. It is not away.
+		time.Sleep(time.Hour)
+		o.away(session.Rejected(&pgconn.PgError{Code: session.QueryCanceled, Message: "canceled"}, "lock k"))
+		said("pglead: k: the command can't start yet: lock k: canceled (57014)\n")
 		o.answers()
 		said("")
 

@@ -22,7 +22,7 @@ type skipReason int
 
 const (
 	heldElsewhere skipReason = iota
-	hindered // by an obstacle that may pass
+	hindered                 // by an obstacle that may pass
 	paused
 	alreadyDone // and not to be run again
 )

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // Client is a connection for questions and brief changes, with no lease and no heartbeat. It works
@@ -122,23 +124,29 @@ func (c *Client) Query(ctx context.Context, queries ...string) (Rows, error) {
 	}
 	switch {
 	case err != nil:
-		return nil, clientError(ctx, err)
+		return nil, c.explain(ctx, err)
 	case len(results) < len(before):
 		return nil, NotPostgreSQL()
 	}
 	return rowsOf(results[len(before):]), nil
 }
 
-// clientError turns pgconn's error into an *Error, or into ctx's.
-func clientError(ctx context.Context, err error) error {
+// explain turns pgconn's error into an *Error, or into ctx's.
+func (c *Client) explain(ctx context.Context, err error) error {
+	e := &Error{Kind: Unreachable}
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr):
-		return rejection(pgErr)
+		e = rejection(pgErr)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
+	default:
+		e.err = networkCause(err)
 	}
-	return &Error{Kind: Unreachable, err: networkCause(err)}
+	if c.pg.IsClosed() {
+		e.err = fmt.Errorf("the connection to %s ended: %w", visible.Text(Target(c.cfg.Database)), e.err)
+	}
+	return e
 }
 
 // stayOpenSQL is an SQL expression by which the connection stays open between two queries, whatever
@@ -157,7 +165,7 @@ func (c *Client) stayOpenSQL() string {
 func (c *Client) AwaitEnd(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := c.pg.WaitForNotification(ctx); err != nil && ctx.Err() == nil {
-			return clientError(ctx, err)
+			return c.explain(ctx, err)
 		}
 	}
 	return nil
