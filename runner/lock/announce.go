@@ -110,7 +110,7 @@ const endPositionSQL = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit
 func (b *bid) endPayloadSQL(word evidence.Word, more ...string) string {
 	a := b.cfg.announcement(word)
 	a.CoversEarlier = b.coversEarlier
-	return a.PayloadSQL(strconv.FormatInt(b.Token, 10), more...)
+	return a.PayloadSQL(strconv.FormatInt(b.token, 10), more...)
 }
 
 // showEndQuery is the query that makes a session's name show that its command is dead. A waiter

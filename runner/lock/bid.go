@@ -13,7 +13,7 @@ import (
 
 // bid is a claim on a session, as far as it has been granted. Once it has settled, Held has it.
 type bid struct {
-	Session *session.Session
+	session *session.Session
 	cfg     Config
 
 	place       place                      // its locks for a place in line, or for a call; the session's reader sets has[markLock]
@@ -36,7 +36,7 @@ type bid struct {
 // others.
 func newBid(l *listener, cfg Config, prepare Prepare) *bid {
 	return &bid{
-		Session: l.s, cfg: cfg, listener: l, preparation: newPreparation(l.s, prepare),
+		session: l.s, cfg: cfg, listener: l, preparation: newPreparation(l.s, prepare),
 		show: func(d describe.Description) { l.s.SetComment(d.Comment()) },
 	}
 }
@@ -65,7 +65,7 @@ func (b *bid) try(ctx context.Context) (granted bool, err error) {
 	} else {
 		err = failed
 	}
-	if failed := b.cfg.freeAfterRejection(ctx, b.Session, err, b.possiblyHeld()); failed != nil {
+	if failed := b.cfg.freeAfterRejection(ctx, b.session, err, b.possiblyHeld()); failed != nil {
 		err = failed
 	}
 	return granted, err
@@ -79,9 +79,9 @@ func (b *bid) possiblyHeld() []advisory.Lock {
 
 // askTry makes a try. The answer to the first one may have come with the login (firstTrySQL).
 func (b *bid) askTry(ctx context.Context) (won []advisory.Lock, err error) {
-	value, known := b.Session.TakeFirstTry()
+	value, known := b.session.TakeFirstTry()
 	if !known {
-		row, err := b.Session.Row(ctx, 1, "SELECT "+b.trySQL())
+		row, err := b.session.Row(ctx, 1, "SELECT "+b.trySQL())
 		if err != nil {
 			return nil, b.cfg.Claim.rejected(err)
 		}

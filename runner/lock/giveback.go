@@ -41,7 +41,7 @@ func (b *bid) giveBackAndLeave(ctx context.Context) error {
 func (b *bid) unlock(ctx context.Context, also ...string) error {
 	queries, locks := append(b.giveBackQueries(), also...), b.Locks()
 	b.forgetGrants()
-	return b.cfg.freeAfterRejection(ctx, b.Session, b.send(ctx, queries...), locks)
+	return b.cfg.freeAfterRejection(ctx, b.session, b.send(ctx, queries...), locks)
 }
 
 // freeAfterRejection frees what a list's session may still hold of these locks, if the server has
@@ -73,7 +73,7 @@ func (cfg *Config) freeAfterRejection(ctx context.Context, s *session.Session, e
 // that hears of the end starts at once. After a delay that was waited out nothing is announced
 // either.
 func (b *bid) mayAnnounceEnd() bool {
-	return b.Token != 0 && !b.delayed && !slices.ContainsFunc(b.grants, func(g grant) bool { return g.verdict.Delay > 0 })
+	return b.token != 0 && !b.delayed && !slices.ContainsFunc(b.grants, func(g grant) bool { return g.verdict.Delay > 0 })
 }
 
 // giveBackQueries are the queries that give the locks back, stop the run in the ledger if it has

@@ -22,7 +22,7 @@ import (
 
 // beatPlainly makes the heartbeat ask about nothing.
 func (b *bid) beatPlainly() {
-	b.Session.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}})
+	b.session.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}})
 }
 
 // boundWaitsQueries have no query of a holder's session wait for another session's lock for longer

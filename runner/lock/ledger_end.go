@@ -87,7 +87,7 @@ func (b *bid) recordQueries(end ledger.End, commit string) (queries []string) {
 // recordSQL are the SQL expressions of such a query.
 func (b *bid) recordSQL(l advisory.Lock, end ledger.End, commit string) string {
 	end.Outcome = cmp.Or(end.Outcome, ledger.Stopped)
-	return end.RecordSQL(l.ID, b.Token, commit)
+	return end.RecordSQL(l.ID, b.token, commit)
 }
 
 // tidyQueries are the queries that tidy up in the ledger behind this run, or none. They come after
@@ -149,7 +149,7 @@ func (b *bid) owes(answers ...session.Rows) bool {
 
 // recorded says whether the rows show that the ledger has the end for one lock.
 func (b *bid) recorded(rows session.Rows) bool {
-	return len(rows) == 1 && len(rows[0]) == 2 && rows[0][1] == strconv.FormatInt(b.Token, 10)
+	return len(rows) == 1 && len(rows[0]) == 2 && rows[0][1] == strconv.FormatInt(b.token, 10)
 }
 
 var errNoRun = errors.New("the ledger has no such run of this role under way")

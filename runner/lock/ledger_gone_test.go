@@ -133,7 +133,7 @@ func TestGiveBackBehindPooler(t *testing.T) {
 	if got := rows(t, server); got != "nightly stopped f t f" {
 		t.Errorf("the row: %s", got)
 	}
-	if err := b.Session.Err(); err != nil {
+	if err := b.Lost(); err != nil {
 		t.Errorf("the session was lost: %v", err)
 	}
 }

@@ -48,7 +48,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	if !b.complete() {
 		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)
 	}
-	b.Session.StartHeartbeat()
+	b.session.StartHeartbeat()
 	usesLedger, err := b.ledgerApplies()
 	if err != nil {
 		return nil, err
@@ -63,18 +63,18 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	b.preparation.begin()
 	err = start(ctx)
 	if err == nil && !b.cfg.needsSecondLater() {
-		b.Session.DropSecond()
+		b.session.DropSecond()
 	}
 	err = cmp.Or(err, b.preparation.await())   // also after an error: giveUp needs the guard's start to be over
-	if err == nil && b.Session.ExpireIfDue() { // the disk took longer than the rest of the lease
-		err = b.Session.EndError()
+	if err == nil && b.session.ExpireIfDue() { // the disk took longer than the rest of the lease
+		err = b.session.EndError()
 	}
 	if err != nil {
 		return nil, err
 	}
-	h := &Held{bid: b}
+	h := &Held{Session: b.session, Token: b.token, SystemID: b.systemID, bid: b}
 	b.showHolding(h)
-	if err := b.Session.EndError(); err != nil {
+	if err := b.session.EndError(); err != nil {
 		return nil, err
 	}
 	h.settledAt, h.stepDowns = time.Now(), make(chan StepDown, 1)
@@ -94,7 +94,7 @@ func (b *bid) waitOut(ctx context.Context) error {
 		return err
 	}
 	if b.youngFor(b.reviewGrants()) > 0 {
-		if err := b.Session.LearnAge(ctx); err != nil {
+		if err := b.session.LearnAge(ctx); err != nil {
 			return err
 		}
 	}
@@ -153,8 +153,8 @@ func (b *bid) hold(ctx context.Context, d delay) error {
 			if d.heardOver() {
 				return nil
 			}
-		case <-b.Session.Done():
-			return b.Session.EndError()
+		case <-b.session.Done():
+			return b.session.EndError()
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -176,7 +176,7 @@ func (b *bid) logDelay(ctx context.Context, d delay) {
 func (b *bid) putOffStart(ctx context.Context, rest time.Duration) error {
 	b.dropDraw(ctx)
 	if b.mustNotWait {
-		return cmp.Or(b.Session.EndError(), ErrDelayed)
+		return cmp.Or(b.session.EndError(), ErrDelayed)
 	}
 	b.delayed = true
 	d := b.cfg.describe()

@@ -22,11 +22,8 @@ import (
 
 // drawn is a drawn token, and what is known of its start; before the draw, nothing.
 type drawn struct {
-	// Token grows with every start in this cluster: the timeline in the upper 16 bits, the
-	// transaction number that this start used up in the lower 48. It is 0 before the draw.
-	Token int64
-	// SystemID names the cluster that the token belongs to.
-	SystemID string
+	token    int64  // see Held.Token; 0 before the draw
+	systemID string // see Held.SystemID
 	// audience says what the draw has shown of those in line: somebody listens, and somebody
 	// doesn't.
 	audience struct{ listens, dormant bool }
@@ -160,7 +157,7 @@ func (b *bid) keepToken(token, systemID string) error {
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.Token, b.SystemID = number, systemID
+	b.token, b.systemID = number, systemID
 	return nil
 }
 
@@ -168,7 +165,7 @@ func (b *bid) keepToken(token, systemID string) error {
 // the command may start. The command's first deadline counts from the draw's last round trip on the
 // lock's own session.
 func (b *bid) drawAndAnnounce(ctx context.Context) error {
-	if b.Token != 0 {
+	if b.token != 0 {
 		return nil
 	}
 	if b.cfg.Session.UsesSecondSession() {
@@ -176,7 +173,7 @@ func (b *bid) drawAndAnnounce(ctx context.Context) error {
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.Session.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.Locks())}, b.leaveQueries()...)})
+	answers, err := b.session.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.Locks())}, b.leaveQueries()...)})
 	b.forgetPlace()
 	if err != nil && (len(answers) == 0 || len(answers[0]) == 0) {
 		return b.cfg.Claim.rejected(err)

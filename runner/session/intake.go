@@ -59,9 +59,7 @@ func (rt *roundTrip) keepRow(values [][]byte) {
 	}
 	if rt.size > mostAnswer {
 		rt.answers = []Rows{nil}
-		if rt.err == nil {
-			rt.err = unfit("", "%w", tooMuchError{mostAnswer})
-		}
+		rt.err = unfit("", "%w", tooMuchError{mostAnswer}) // after any error of the server: there are no answers to read
 		return
 	}
 	last := len(rt.answers) - 1
