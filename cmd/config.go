@@ -22,8 +22,9 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// prepare is the first step of the RunE of run and lead. example is a correct command line.
-func (o *options) prepare(cmd *cobra.Command, args []string, example string) (runner.Config, error) {
+// prepare is the first step of the RunE of run and lead. work is as for config, and example is a
+// correct command line.
+func (o *options) prepare(cmd *cobra.Command, args []string, work, example string) (runner.Config, error) {
 	if err := cmp.Or(o.checkPlace(args, example), o.check(cmd.Flags(), args, example)); err != nil {
 		return runner.Config{}, err
 	}
@@ -32,10 +33,6 @@ func (o *options) prepare(cmd *cobra.Command, args []string, example string) (ru
 		return runner.Config{}, err
 	}
 	o.configureUI(keys)
-	work := "running"
-	if cmd.Name() == "lead" {
-		work = "leading"
-	}
 	cfg, err := o.config(cmd, claim, keys, args, work)
 	if missing, ok := errors.AsType[*child.LookupError](err); ok {
 		o.noteMissing(cmd, claim, missing)

@@ -36,7 +36,7 @@ flags; 69, 77 or 78 if the database can't be used at the start.`,
 		Example:               `  pglead lead --key scheduler --lost-grace 2s -- ./scheduler`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := f.prepare(cmd, args, "pglead lead --key scheduler -- ./scheduler")
+			cfg, err := f.prepare(cmd, args, "leading", "pglead lead --key scheduler -- ./scheduler")
 			if err != nil {
 				return err
 			}

@@ -24,7 +24,7 @@ mistake in the flags, 69, 77 or 78 if the database can't be used.`,
   pglead run --key nightly --wait 10m --timeout 2h -- ./backup.sh /data`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := o.prepare(cmd, args, "pglead run --key invoice_gen/SUB-1234 -- ./job")
+			cfg, err := o.prepare(cmd, args, "running", "pglead run --key invoice_gen/SUB-1234 -- ./job")
 			if err != nil {
 				return err
 			}

@@ -106,19 +106,19 @@ func (p *process) workOn(cfg EachConfig) (tally Tally, err error) {
 		defer e.common.Close()
 	}
 	e.passes(ctx)
-	for _, lost := range e.lost {
-		lost.Session.Close() // otherwise the session would keep the locks while their loss is reported
+	for _, h := range e.lostLocks {
+		h.Session.Close() // otherwise the session would keep the locks while their loss is reported
 	}
 	if asked.Err() != nil { // a signal came before the report: see run.untilSignal
 		var stop context.CancelFunc
 		asked, stop = context.WithTimeoutCause(context.Background(), lock.PatienceAtEnd, lock.ErrNoAnswer)
 		defer stop()
 	}
-	lock.ReportKilled(asked, e.lost...)
+	lock.ReportKilled(asked, e.lostLocks...)
 	err = e.reason(ctx)
-	if lost := (*LockLostError)(nil); errors.As(err, &lost) {
+	if loss := (*LockLostError)(nil); errors.As(err, &loss) {
 		// It is about all commands; logEnd has said what was done to each.
-		err = &LockLostError{Database: lost.Database, Cause: lost.Cause, SilentFor: lost.SilentFor}
+		err = &LockLostError{Database: loss.Database, Cause: loss.Cause, SilentFor: loss.SilentFor}
 	}
 	return e.tally, err
 }
@@ -135,12 +135,12 @@ type each struct {
 	ends   itemEnds
 	common *lock.List // of all workers; nil with transactions
 
-	mu       sync.Mutex // guards all that follows while workers run
-	tally    Tally
-	comeBack []string           // items to come back to
-	paused   []string           // items to come back to once their pause is over
-	lost     []*lock.Held       // locks that were lost; their commands are dead
-	warned   map[[2]string]bool // the items and events of warnOnce
+	mu        sync.Mutex // guards all that follows while workers run
+	tally     Tally
+	comeBack  []string           // items to come back to
+	paused    []string           // items to come back to once their pause is over
+	lostLocks []*lock.Held       // their commands are dead
+	warned    map[[2]string]bool // the items and events of warnOnce
 }
 
 // end ends the list with the error of one worker.

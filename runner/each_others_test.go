@@ -82,8 +82,8 @@ func TestEndOfOther(t *testing.T) {
 		if unreleased != nil || err == nil || errors.Is(err, end) || !strings.Contains(err.Error(), end.Error()) {
 			t.Errorf("%s: %v, unreleased %v", name, err, unreleased)
 		}
-		if said.Len() > 0 || len(w.lost) > 0 || w.tally != (Tally{}) {
-			t.Errorf("%s: says %q, %d locks count as lost; %+v", name, said.String(), len(w.lost), w.tally)
+		if said.Len() > 0 || len(w.lostLocks) > 0 || w.tally != (Tally{}) {
+			t.Errorf("%s: says %q, %d locks count as lost; %+v", name, said.String(), len(w.lostLocks), w.tally)
 		}
 		if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {
 			t.Errorf("%s: its lock is still held", name)

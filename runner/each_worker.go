@@ -302,10 +302,10 @@ func (w *worker) newItem(item string) *activeItem {
 // logEnd logs that an item's command failed, or was killed because its lock was lost or its guard
 // died. The list itself ends with the error of one command, but others may have been killed, too.
 func (it *activeItem) logEnd(outcome Outcome, err error) {
-	lost := (*LockLostError)(nil)
+	loss := (*LockLostError)(nil)
 	switch {
-	case errors.As(err, &lost):
-		it.log.Error("the lock was lost: "+lost.What, "event", "failed")
+	case errors.As(err, &loss):
+		it.log.Error("the lock was lost: "+loss.What, "event", "failed")
 	case mayHaveRun(err):
 		it.log.Error(err.Error(), "event", "failed")
 	case errors.Is(err, unix.E2BIG):
@@ -347,7 +347,7 @@ func (w *worker) releaseLast() {
 func (w *worker) noteLost(it *activeItem) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.lost = append(w.lost, it.run.held)
+	w.lostLocks = append(w.lostLocks, it.run.held)
 }
 
 // forget ends the attempt at an item, which is free for another worker here from then on.

@@ -29,11 +29,12 @@ import (
 //	was not started: a signal  InterruptedError                  stopped             that of the signal
 //	… the lock was lost, or    session.LostError,                stopped             69
 //	the lease over             child.ErrLeaseOver
-//	… the guards were killed   child.ErrNotStarted               stopped             70
+//	… the guards were killed,  child.ErrNotStarted, or the       stopped             70
+//	or can't be started        host's error
 type Outcome struct {
 	Status unix.WaitStatus
 	Ran    time.Duration
-	Asked  Asked // what has asked the command to end
+	Asked  Asked // what has asked the command, or this run before or after it, to end
 }
 
 // failed says whether a command failed. A command that was asked to end counts as failed, whatever

@@ -43,11 +43,12 @@ var (
 // command runs. After an error the guard has ended. With the command it ends, too, unless it is
 // Idle then. Errors are
 //
-//	*LookupError    the command can't be executed
+//	*LookupError    the command can't be executed, or is too long (E2BIG)
 //	ErrLeaseOver    the lease was over before
 //	*GuardError     the guard was killed, or stopped; with ErrNotStarted nothing has run
 //
-// and ctx's cause if ctx ended and the guard did not answer.
+// and ctx's cause if ctx ended and the guard did not answer. A guard that answers nonsense is an error
+// of no type, and is killed, too.
 //
 // A guard that is stopped, or hangs, can't make this process keep the lock: StartCommand
 // returns by the deadline, and soon after the end of ctx, unless processes can't be killed
@@ -101,9 +102,8 @@ func (g *Guard) askToStart(ctx context.Context, spec Spec) (pid int, born bootti
 		defer close(interrupted)
 		timeOut(min(interruptedPatience, boottime.Until(spec.Deadline)))
 	})
-	err = writeMessage(g.control, msgStart, g.encoded(spec))
 	var answer startAnswer
-	if err == nil {
+	if err = writeMessage(g.control, msgStart, g.encoded(spec)); err == nil {
 		pid, born, err = g.awaitStart(&answer, spec)
 	}
 	// EPIPE: the guard's end was closed before the request was whole. ECONNRESET: it was closed
@@ -114,6 +114,8 @@ func (g *Guard) askToStart(ctx context.Context, spec Spec) (pid int, born bootti
 		err = ErrNotStarted
 	case errors.Is(err, io.EOF):
 		err = errStartUnknown
+	case errors.Is(err, errTooLong):
+		err = &LookupError{Name: spec.Args[0], err: unix.E2BIG} // as the kernel would say
 	}
 	if !stop() {
 		<-interrupted

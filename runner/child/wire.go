@@ -11,8 +11,8 @@ import (
 )
 
 // kind begins each message between pglead and the guard. The length (32 bits) and the
-// body follow. The messages go over a socket pair that no other process has, so the end
-// of the stream means that the other process is dead.
+// body follow. The messages go over a socket pair that no other process has, so at the end of the
+// stream the other process is dead, or needs this one no more.
 //
 // New deadlines (int64s, in nanoseconds of boot time) go over a pipe. The guard reads it
 // only when the deadline that it knows has passed: otherwise each heartbeat would wake
@@ -43,12 +43,14 @@ const tooLate = -1
 // (execve(2)).
 const maxBody = 16 << 20
 
+var errTooLong = errors.New("the message is too long")
+
 // headSize is the size of kind and length.
 const headSize = 5
 
 func writeMessage(w io.Writer, k kind, body []byte) error {
 	if len(body) > maxBody {
-		return errors.New("arguments and environment are too large")
+		return errTooLong
 	}
 	msg := make([]byte, 0, headSize+len(body))
 	msg = append(msg, byte(k))

@@ -15,9 +15,10 @@ import (
 //	word     says                           sent by
 //	started  a command is about to start    bareDrawQuery or, with a second session, drawOnSecond
 //	clean    it has ended, and so has all   Held.Release, the guard (Held.EncodedRelease) and
-//	         that it started                bid.giveBack, with announceEndQuery; exchange, with
+//	         that it started                bid.unlock, with announceEndQuery; exchange, with
 //	                                        announceQueries
-//	left     the same, of a reader          Held.Release and bid.giveBack, with announceEndQuery
+//	left     the same, of a reader          Held.Release, the guard and bid.unlock, with
+//	                                        announceEndQuery
 //	dead     its session was lost, and it   a report, on a new session, with announceDeathQueries
 //	         is dead
 

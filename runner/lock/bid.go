@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"time"
@@ -65,8 +66,8 @@ func (b *bid) try(ctx context.Context) (granted bool, err error) {
 	} else {
 		err = failed
 	}
-	if failed := b.cfg.freeAfterRejection(ctx, b.session, err, b.possiblyHeld()); failed != nil {
-		err = failed
+	if b.cfg.mayHoldUnused(err) {
+		err = cmp.Or(b.cfg.freeUnused(ctx, b.session, b.possiblyHeld()), err)
 	}
 	return granted, err
 }
@@ -145,9 +146,9 @@ func (cfg *Config) firstTrySQL() string {
 }
 
 // addGrants adds the locks that a try has won, and notes that others have what it did not get.
-// Every grant comes through here, from try, tryInBurst, tryInTransaction and readExchange. The try
-// itself is sent with the login (firstTrySQL), or by askTry, burstQuery, Session.Begin or
-// exchange.freeAndTryQuery. Then complete says whether it is the whole claim, checkListed whether
+// Every grant comes through here, from try, tryInBurst, beginAndDraw and readExchange. The try
+// itself is sent with the login (firstTrySQL), by askTry, in a burst or an exchange, or by
+// Session.Begin. Then complete says whether it is the whole claim, checkListed whether
 // pg_locks agrees, and settle when a command may start. The verdict on each lock says how long the
 // last holder's command may be alive. addGrants returns whether there were any.
 func (b *bid) addGrants(won []advisory.Lock) (some bool) {

@@ -129,26 +129,31 @@ func (c *Candidate) acquireOnce(ctx context.Context, prepare Prepare) (*Held, er
 	c.wait.returning = true
 	held, err := w.acquire(ctx)
 	if err != nil {
-		if w.place.everJoined() && w.place.ticket != 0 {
-			c.wait.former.ticket, c.wait.former.backend = w.place.ticket, s.BackendPID()
-			if w.turn.Rank > 0 {
-				c.wait.front = w.turn.Rank <= crowd.MostWatchers
-			}
-		}
-		// Otherwise the next attempt, or the next run in a script, could still find the locks held.
-		// What a lost session had is left to the report.
-		if s.Err() == nil && (errors.As(err, new(*LedgerError)) || session.AnsweredError(err) != nil || errors.Is(err, session.ErrUnconfirmed)) {
-			late, cancel := lateAfter(ctx) // the run may be asked to end by now, and its start was announced
-			_ = w.giveBack(late)
-			cancel()
-		}
-		s.Close()
-		c.wait.unended = w.listener.openStarts()
-		w.preparation.giveUp() // waits for the guard's start, which a debugger may delay
-		w.reportUnstarted(ctx)
+		c.abandon(ctx, w, err)
 		return nil, err
 	}
 	return held, nil
+}
+
+// abandon ends the session of a waiter that has failed with err, and keeps what the next session
+// has to know. It gives back what was granted: otherwise the next attempt, or the next run in a
+// script, could still find the locks held. What a lost session had is left to the report.
+func (c *Candidate) abandon(ctx context.Context, w *waiter, err error) {
+	if w.place.everJoined() && w.place.ticket != 0 {
+		c.wait.former.ticket, c.wait.former.backend = w.place.ticket, w.session.BackendPID()
+		if w.turn.Rank > 0 {
+			c.wait.front = w.turn.Rank <= crowd.MostWatchers
+		}
+	}
+	if w.session.Err() == nil && (errors.As(err, new(*LedgerError)) || session.AnsweredError(err) != nil || errors.Is(err, session.ErrUnconfirmed)) {
+		late, cancel := lateAfter(ctx) // the run may be asked to end by now, and its start was announced
+		_ = w.giveBack(late)
+		cancel()
+	}
+	w.session.Close()
+	c.wait.unended = w.listener.openStarts()
+	w.preparation.giveUp() // waits for the guard's start, which a debugger may delay
+	w.reportUnstarted(ctx)
 }
 
 // openSession opens a session whose login carries the SQL expression firstTry, or none.
@@ -159,10 +164,15 @@ func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *sessio
 	if c.cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(c.timeLeft(), time.Second))
 	}
-	err = askForRoom(ctx, &c.cfg, func() error {
+	open := func() error {
 		s, err = session.Open(ctx, of)
 		return err
-	})
+	}
+	if c.cfg.Wait > 0 { // it comes back later
+		err = open()
+	} else {
+		err = askForRoom(ctx, of.ConnectTimeout, open)
+	}
 	if err != nil {
 		return nil, ledger.LoginError(err)
 	}
@@ -180,17 +190,16 @@ func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *sessio
 }
 
 // askForRoom calls open again while the server has no room, for instance because a thousand nodes
-// start at once, but for no longer than one attempt to connect may take. It does so only for a run
-// that doesn't wait for the lock; a waiting run comes back later.
-func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
+// start at once, but for no longer than most.
+func askForRoom(ctx context.Context, most time.Duration, open func() error) error {
 	began, backoff := time.Now(), crowd.FullBackoff()
 	for {
 		err := open()
-		if err == nil || cfg.Wait > 0 || !isFull(err) {
+		if err == nil || !isFull(err) {
 			return err
 		}
 		rest := backoff.Half()
-		if time.Since(began)+rest > cfg.Session.ConnectTimeout {
+		if time.Since(began)+rest > most {
 			return err
 		}
 		if !pace.Sleep(ctx, rest) {

@@ -13,14 +13,20 @@ import (
 
 // Locks under which no command was started are given back. These free locks, outside an exchange:
 //
-//	                     when                                        waiters hear
-//	Held.Release         after the command                           clean, or left
-//	giveBack             no command was started. The bid may go on   clean, if the start was
-//	                                                                 announced (mayAnnounceEnd)
-//	giveBackAndLeave     the same, and it leaves the line            the same
-//	freeAfterRejection   the server has rejected a list's query      nothing
+//	                       when                                      waiters hear
+//	Held.Release           after the command                         clean, or left
+//	Held.EncodedRelease    the same, by the guard                    the same
+//	giveBack               no command was started. The bid may go    clean, if the start was
+//	                       on                                        announced (mayAnnounceEnd)
+//	giveBackAndLeave       the same, and it leaves the line          the same
+//	freeUnused             the server has rejected a list's query    nothing
+//	tryInTransaction,      a transaction did not come as far as      nothing
+//	beginAndDraw           to a token
+//	openSession            a first try came with a login, and the    nothing
+//	                       run requires a ledger that isn't there
+//	Session.Close          all the same, and after a loss            nothing, or what a report says
 //
-// Attempt's GiveBack uses whichever of the first two fits.
+// Attempt's GiveBack uses Release or giveBack, whichever fits.
 
 // giveBack frees locks under which no command was started.
 func (b *bid) giveBack(ctx context.Context) error {
@@ -41,20 +47,24 @@ func (b *bid) giveBackAndLeave(ctx context.Context) error {
 func (b *bid) unlock(ctx context.Context, also ...string) error {
 	queries, locks := append(b.giveBackQueries(), also...), b.Locks()
 	b.forgetGrants()
-	return b.cfg.freeAfterRejection(ctx, b.session, b.send(ctx, queries...), locks)
+	err := b.send(ctx, queries...)
+	if b.cfg.mayHoldUnused(err) {
+		return b.cfg.freeUnused(ctx, b.session, locks)
+	}
+	return err
 }
 
-// freeAfterRejection frees what a list's session may still hold of these locks, if the server has
-// rejected a query with err: an unlock that was canceled has freed nothing, and a try for a lock or
-// a mark that was canceled, or followed by an error, may have taken it. No command runs under any
-// of them, and other commands may need the session, and keep the locks with it, for a long time. If
-// that works, it returns nil. If there is nothing to free, since the server has rejected nothing,
-// or since this is no list, it returns err. If it fails, it returns an error that is never waited
-// out: the list has to end, and its session with it.
-func (cfg *Config) freeAfterRejection(ctx context.Context, s *session.Session, err error, locks []advisory.Lock) error {
-	if !cfg.ofList || session.AnsweredError(err) == nil {
-		return err
-	}
+// mayHoldUnused says whether, after this error of a query, a list's session may hold locks under
+// which no command runs: an unlock that was canceled has freed nothing, and a try for a lock or a
+// mark that was canceled, or followed by an error, may have taken it. Any other session will end.
+func (cfg *Config) mayHoldUnused(err error) bool {
+	return cfg.ofList && session.AnsweredError(err) != nil
+}
+
+// freeUnused frees what the session may hold of these locks: other commands may need it for a long
+// time. If that fails, the error is one that is never waited out: the list has to end, and its
+// session with it.
+func (cfg *Config) freeUnused(ctx context.Context, s *session.Session, locks []advisory.Lock) error {
 	var queries []string
 	for _, l := range locks {
 		queries = append(queries, "SELECT "+l.UnlockSQL()+fromLocksSQL+areOwnSQL+" AND "+advisory.AmongSQL([]lockkey.ID{l.ID}))
@@ -62,7 +72,8 @@ func (cfg *Config) freeAfterRejection(ctx context.Context, s *session.Session, e
 	if cfg.Session.Transaction {
 		queries = []string{"ROLLBACK"}
 	}
-	if err = retryCanceled(ctx, s, queries...); session.AnsweredError(err) == nil {
+	err := retryCanceled(ctx, s, queries...)
+	if session.AnsweredError(err) == nil {
 		return err
 	}
 	return errors.New("free the locks under which no command runs: " + session.Rejected(err, "unlock").Error())

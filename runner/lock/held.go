@@ -38,7 +38,7 @@ type Held struct {
 
 	unrecorded bool      // the ledger lacks the run under a lock, and no warning has said so yet
 	abandoned  bool      // a record got no answer, and the ledger may have it
-	stays      time.Time // the session stays until then, after the release
+	staysUntil time.Time // after the release
 }
 
 // Slot is, with a gate, the index of the lock in the claim, from 1; otherwise it is 0.
@@ -48,15 +48,6 @@ func (h *Held) Slot() int {
 	}
 	return 1 + slices.Index(h.cfg.Claim.IDs, h.grants[0].ID)
 }
-
-// After a brief run, or if the holder had to call those in line, the session stays for
-// stayForRole after the release. In this time the waiters look up the session's role: without its
-// role its announcements don't count (Evidence.Trusts), and just after the release many waiters are
-// busy with their own tries. During a longer run they have had the time for that.
-const (
-	stayForRole = 100 * time.Millisecond
-	briefRun    = time.Second
-)
 
 // Lost is closed when the session has ended, and its locks with it. Unless Close has ended it, Err
 // then says why.
@@ -101,25 +92,38 @@ func (h *Held) Release(ctx context.Context) error {
 		return h.endTransaction(ctx)
 	}
 	var record []string
-	var unrecorded error
-	apart := h.recordsApart()
-	if !apart {
-		record = h.recordQueries(h.end, h.endCommit())
+	var recordErr error
+	recordedFirst := h.recordsApart()
+	if recordedFirst {
+		recordErr = retryCanceledFunc(func() error { return h.recordEach(ctx) })
 	} else {
-		unrecorded = retryCanceledFunc(func() error { return h.recordEach(ctx) })
+		record = h.recordQueries(h.end, h.endCommit())
 	}
-	staysForRole := h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.settledAt) < briefRun)
-	answers, err := h.askAtEnd(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.ofList && !staysForRole && len(tidy) == 0})
+	stays := h.staysForRole()
+	answers, err := h.askAtEnd(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.ofList && !stays && len(tidy) == 0})
 	if err != nil && session.AnsweredError(err) == nil {
 		return err // ReportEnded records what is left
 	}
-	if unrecorded != nil {
-		h.warnUnrecorded(unrecorded)
+	if recordErr != nil {
+		h.warnUnrecorded(recordErr)
 	}
-	if staysForRole {
-		h.stays = time.Now().Add(stayForRole)
+	if stays {
+		h.staysUntil = time.Now().Add(stayForRole)
 	}
-	return h.judgeRelease(ctx, answers, err, apart)
+	return h.judgeRelease(ctx, answers, err, recordedFirst)
+}
+
+// After a brief run, or if the holder had to call those in line, the session stays for
+// stayForRole after the release. In this time the waiters look up the session's role: without its
+// role its announcements don't count (Evidence.Trusts), and just after the release many waiters are
+// busy with their own tries. During a longer run they have had the time for that.
+const (
+	stayForRole = 100 * time.Millisecond
+	briefRun    = time.Second
+)
+
+func (h *Held) staysForRole() bool {
+	return h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.settledAt) < briefRun)
 }
 
 // askAtEnd sends a request of a release.
@@ -130,12 +134,12 @@ func (h *Held) askAtEnd(ctx context.Context, r session.Request) ([]session.Rows,
 }
 
 // judgeRelease says whether the locks are free, and warns of what else the server has rejected.
-// Each query was a transaction of its own, so the server has carried out the unlock, which is the
-// last, even if it has rejected the others.
+// Each query was a transaction of its own, so an error of the others does not keep the server from
+// carrying out the unlock, which is the last.
 func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err error, recordedApart bool) error {
 	last := len(answers) - 1
 	released := answers[last].Is(strconv.Itoa(len(h.grants)))
-	if !released && err != nil && h.cfg.freeAfterRejection(ctx, h.Session, err, h.Locks()) == nil {
+	if !released && h.cfg.mayHoldUnused(err) && h.cfg.freeUnused(ctx, h.Session, h.Locks()) == nil {
 		released = true
 		if !slices.ContainsFunc(answers[:last], func(rows session.Rows) bool { return len(rows) == 0 }) {
 			err = nil // only the unlock was rejected
@@ -165,7 +169,7 @@ func (b *bid) warnUnannounced(err error) {
 // the session has to stay for a while (stayForRole), Close first waits for the rest of that.
 func (h *Held) Close() {
 	if !h.cfg.ofList {
-		time.Sleep(time.Until(h.stays))
+		time.Sleep(time.Until(h.staysUntil))
 		h.Session.Close()
 	}
 }

@@ -31,7 +31,7 @@ func TestEnoughSilence(t *testing.T) {
 		cfg := Config{Claim: Claim{IDs: []lockkey.ID{id}}, LockDelay: tt.lockDelay, Session: session.Config{Lease: 15 * time.Second}}
 		w := &waiter{bid: NewBid(nil, cfg, false)}
 		w.watched.bestRank = 1
-		e := evidence.New(tt.lockDelay, cfg.Session.Lease, 0, false)
+		e := evidence.New(evidence.Waiter{LockDelay: tt.lockDelay, Lease: cfg.Session.Lease})
 		w.listener.evidence[id] = e
 		e.NoteMark(1)
 		seat := evidence.Seat{ID: id, PID: holder, Role: tt.role, Outlives: tt.outlives}

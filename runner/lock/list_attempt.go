@@ -121,7 +121,10 @@ func (a *Attempt) KeepListening(ctx context.Context) error {
 			return nil
 		}
 		a.kept = false // it may not listen
-		if err := a.bid.cfg.freeAfterRejection(ctx, a.list.Session, err, []advisory.Lock{advisory.CommonMarkOf(a.id())}); err != nil {
+		if a.bid.cfg.mayHoldUnused(err) {
+			err = a.bid.cfg.freeUnused(ctx, a.list.Session, []advisory.Lock{advisory.CommonMarkOf(a.id())})
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -137,7 +137,7 @@ func (x *exchange) ask(ctx context.Context) (releaseErr, tryErr error) {
 		return releaseErr, tryErr
 	}
 	if tryErr != nil {
-		if err := x.free(ctx, err); err != nil {
+		if err := x.free(ctx); err != nil {
 			return err, err
 		}
 		releaseErr = nil
@@ -154,14 +154,13 @@ func (x *exchange) ask(ctx context.Context) (releaseErr, tryErr error) {
 	return releaseErr, tryErr
 }
 
-// free frees what the session holds of all these locks, after the server has rejected the exchange
-// with this error.
-func (x *exchange) free(ctx context.Context, err error) error {
+// free frees what the session holds of all these locks, after the server has rejected the exchange.
+func (x *exchange) free(ctx context.Context) error {
 	locks := x.freed().locks()
 	for _, b := range x.next {
 		locks = append(locks, b.possiblyHeld()...)
 	}
-	if err := x.list.cfg.freeAfterRejection(ctx, x.list.Session, err, locks); err != nil {
+	if err := x.list.cfg.freeUnused(ctx, x.list.Session, locks); err != nil {
 		return err
 	}
 	for _, b := range x.next {
@@ -242,11 +241,6 @@ func (x *exchange) wanted() (all Claim) {
 		all = all.with(b.cfg.Claim)
 	}
 	return all
-}
-
-// with is a claim to the locks of both.
-func (c Claim) with(other Claim) Claim {
-	return Claim{Keys: append(c.Keys, other.Keys...), IDs: append(c.IDs, other.IDs...)}
 }
 
 // readExchange reads the answer to a try, and the token.

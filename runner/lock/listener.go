@@ -60,7 +60,7 @@ func (l *listener) openStarts() map[lockkey.ID][]int64 {
 func newListener(s *session.Session, cfg *Config, contested bool) *listener {
 	l := &listener{s: s, claim: cfg.Claim, evidence: evidence.ByLock{}, news: make(chan struct{}, 1)}
 	for _, id := range cfg.Claim.IDs {
-		l.evidence[id] = evidence.New(cfg.LockDelay, cfg.Session.Lease, cfg.LostGrace, cfg.Claim.Shared)
+		l.evidence[id] = evidence.New(evidence.Waiter{LockDelay: cfg.LockDelay, Lease: cfg.Session.Lease, LostGrace: cfg.LostGrace, Shared: cfg.Claim.Shared})
 	}
 	if contested {
 		l.evidence.Contest(cfg.Claim.IDs...)

@@ -3,25 +3,9 @@ package lock
 // The ways of locking (runner/WAYS.md), which a run may combine, are several locks, slots
 // (Claim.Gate), readers (Claim.Shared), lists (List), through a pooler (in a transaction), with a
 // ledger, and with a quorum; Config and its Session have the fields of the last three. First come
-// the questions that mix several of these, or that several files ask; at the end, a table of the
-// differences that sit in one place. To add a way: its field, a row in that table, and its flag;
-// then see what each question here has to answer for it.
-
-// takesAny says whether any one of the locks will do.
-func (c Claim) takesAny() bool { return c.Gate != nil }
-
-// hasOneHolder says whether one session at most has what the claim asks for. Readers share it, and
-// slots have a holder each.
-func (c Claim) hasOneHolder() bool { return !c.Shared && !c.takesAny() }
-
-// hasOneLine says whether all who wait for the claim stand in one line. Otherwise the bid also
-// takes the common marks of the lines in which it has no ticket (missingMarks), and no waiter calls
-// the dormant ones.
-func (c Claim) hasOneLine() bool { return len(c.lines()) == 1 }
-
-// needsGate says whether the first in line has to keep others out: newcomers, which could take one
-// of the slots first, or readers, since there might always be another one.
-func (c Claim) needsGate(hasReaders bool) bool { return c.takesAny() || !c.Shared && hasReaders }
+// the questions that mix several of these, or that several files ask (those about a claim alone are
+// in claim.go); at the end, a table of the differences that sit in one place. To add a way: its
+// field, a row in that table, and its flag; then see what each question has to answer for it.
 
 // keepsPart says whether a bid keeps the locks that it gets while it waits for the rest, so that
 // only the first missing one was refused. With slots any one is enough, and in a transaction a try
@@ -102,7 +86,7 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	through a pooler the locks are a transaction's: it tries, and ends       tryInTransaction,
 //	                 with the release                                        endTransaction
 //	                 to give back is to roll back                            giveBackQueries,
-//	                                                                         freeAfterRejection
+//	                                                                         freeUnused
 //	                 an error frees the locks, and only the release          boundWaitsQueries,
 //	                 records the end                                         RecordEnd
 //	                 waiters poll                                            waiter.poll

@@ -58,7 +58,7 @@ func FuzzRows(f *testing.F) {
 						t.Errorf("a session that can't be seen has sent %+v", s)
 					}
 				}
-				e := evidence.New(testDelay, testLease, 0, false)
+				e := evidence.New(evidence.Waiter{LockDelay: testDelay, Lease: testLease})
 				e.LookSent()
 				e.Saw(l, lockkey.ID{Number: 1})
 				if d := e.Verdict(testLease).Delay; d < 0 || d > testLease {

@@ -39,8 +39,8 @@ import (
 //
 // The locks' own session is gone or useless, so the report opens another one. For a run it first
 // ends the old one, if the server still has it: after a healed partition the old session still has
-// the locks. It retries failures for one lock-delay, and tells the Observer of them; after that
-// nobody waits. If a command had ended, and no ledger waits for its end, it gives up after
+// the locks. It retries failures for one lock-delay (without one, for as long as a command lives at
+// most), and tells the Observer of them; after that nobody waits. If a command had ended, and no ledger waits for its end, it gives up after
 // PatienceAtEnd: this process waits for nothing else before it goes on or exits. The same
 // limit holds if no command was started; a signal does not shorten it.
 type report struct {
@@ -146,8 +146,8 @@ func (r *report) persist(ctx context.Context) error {
 // waiters can look up its role.
 const stayAfterDeath = time.Second
 
-// try opens a new session, on which it records the ends, if the ledger has the runs, and announces
-// the deaths, if it is to.
+// try opens a new session, on which it records the ends, announces the deaths, and tidies up in the
+// ledger.
 func (r *report) try(ctx context.Context) error {
 	cfg := r.bids[0].cfg.sessionConfig()
 	cfg.Quorum = false
@@ -159,7 +159,19 @@ func (r *report) try(ctx context.Context) error {
 		return err
 	}
 	defer s.Close()
-	var queries, tidy []string
+	tidy, err := r.record(ctx, s)
+	if err == nil && r.announces {
+		err = r.announce(ctx, s)
+	}
+	if len(tidy) > 0 {
+		_, _ = s.Query(ctx, tidy...)
+	}
+	return err
+}
+
+// record records the ends, if the ledger has the runs, and returns the queries that tidy up there.
+func (r *report) record(ctx context.Context, s *session.Session) (tidy []string, err error) {
+	var queries []string
 	for _, b := range r.bids {
 		if known, _ := b.cfg.Ledger.Applies(s.LoginAnswer()); known {
 			queries = append(queries, b.cfg.toWrite(b.recordQueries(b.end, b.endCommit()))...)
@@ -170,26 +182,25 @@ func (r *report) try(ctx context.Context) error {
 		r.owing.warnUnrecorded(errors.New("the ledger is gone, or not granted any more"))
 		r.owing = nil
 	}
-	if len(tidy) > 0 {
-		defer func() { _, _ = s.Query(ctx, tidy...) }()
+	if len(queries) == 0 {
+		return tidy, nil
 	}
-	if len(queries) > 0 {
-		err := retryCanceled(ctx, s, queries...)
-		switch {
-		case r.owing != nil && session.AnsweredError(err) != nil:
-			r.owing.warnUnrecorded(ledger.Rejected(err, "the ledger"))
-		case err != nil:
-			return r.bids[0].cfg.Claim.rejected(err)
-		}
-		for _, b := range r.bids {
-			b.owed = nil
-		}
+	err = retryCanceled(ctx, s, queries...)
+	switch {
+	case r.owing != nil && session.AnsweredError(err) != nil:
+		r.owing.warnUnrecorded(ledger.Rejected(err, "the ledger"))
+	case err != nil:
+		return tidy, r.bids[0].cfg.Claim.rejected(err)
 	}
-	if !r.announces {
-		return nil
+	for _, b := range r.bids {
+		b.owed = nil
 	}
-	var ends []string
-	queries = nil
+	return tidy, nil
+}
+
+// announce announces the deaths, and stays until the waiters have looked up the session's role.
+func (r *report) announce(ctx context.Context, s *session.Session) error {
+	var ends, queries []string
 	for _, b := range r.bids {
 		ends, queries = append(ends, b.endLostQueries()...), append(queries, b.announceDeathQueries()...)
 	}

@@ -43,9 +43,10 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 		return b.addGrants(nil), nil
 	}
 	b.preparation.begin()
-	granted, once := false, b.cfg
-	once.Wait = 0 // a run that waits tries again here, too: with an error it would open a new session, and know of no holder's end
-	err = askForRoom(ctx, &once, func() (err error) {
+	granted := false
+	// A run that waits asks again here, too: after an error it would open a new session, and know of
+	// no holder's end.
+	err = askForRoom(ctx, b.cfg.Session.ConnectTimeout, func() (err error) {
 		granted, err = b.beginAndDraw(ctx)
 		return err
 	})

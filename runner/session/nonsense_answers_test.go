@@ -253,3 +253,13 @@ func TestFloodOfErrors(t *testing.T) {
 		t.Errorf("%v; it keeps %+v", err, rt)
 	}
 }
+
+// TestTooMuchAfterError: an answer that is too long is that error, also if the server has rejected an
+// earlier query: then there are no answers to read.
+func TestTooMuchAfterError(t *testing.T) {
+	rt := &roundTrip{answers: []Rows{nil, nil}, err: &pgconn.PgError{Code: "XX000"}, size: mostAnswer}
+	rt.keepRow([][]byte{[]byte("1")})
+	if AnsweredError(rt.err) != nil || !strings.Contains(rt.err.Error(), "64 MiB") {
+		t.Errorf("the error is %v", rt.err)
+	}
+}

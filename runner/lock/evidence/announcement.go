@@ -37,8 +37,8 @@ import (
 //     fields only PID counts.
 
 // Word is the first field of an announcement. A new word is ignored until known lists it.
-// Evidence.Hear, Evidence.counts and waiter.actOnHeard (package lock) define its effect; the
-// list above and runner/README.md describe it.
+// Its effect is where the words are compared: in this package (Hear, closing.go, sawHolder) and in
+// waiter.actOnHeard (package lock). The list above and runner/README.md describe it.
 type Word string
 
 // The words, as described above.

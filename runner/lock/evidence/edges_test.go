@@ -305,7 +305,7 @@ func TestKnownBeforeMark(t *testing.T) {
 			h.says(second, Clean, 6, alone)
 		}}, 0},
 	} {
-		h := told{t, New(testDelay, testLease, 0, false)}
+		h := told{t, New(Waiter{LockDelay: testDelay, Lease: testLease})}
 		h.looks()
 		for _, f := range tt.then {
 			f(h)

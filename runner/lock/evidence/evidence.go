@@ -23,7 +23,7 @@ import (
 type state int
 
 // Whoever is granted the lock starts at once if the state is ended, or if it is untouched and the
-// server is not young. Otherwise the lock is first held for the delay (Verdict).
+// server is not young. Otherwise the lock is first held for the lock-delay, if there is one (Verdict).
 const (
 	untouched state = iota // nobody else is known to have the lock, or to have had it
 	contested              // others have it, or may have had it; no start of theirs is known to be open
@@ -43,10 +43,7 @@ const (
 // The exceptions are said at state (no mark yet), NoteMark, NoteRefusal, NoteSilence, apply (no
 // start is open) and dropStarts (a start goes, and nothing has ended).
 type Evidence struct {
-	lockDelay time.Duration // the waiter's own
-	lease     time.Duration // the waiter's own
-	lostGrace time.Duration // the waiter's own
-	shared    bool          // the waiter is a reader: other readers don't keep it out
+	waiter Waiter
 
 	mu        sync.Mutex
 	contested bool // by Contest, by a refusal, or by what was forgotten
@@ -82,16 +79,24 @@ type lastEnd struct {
 	at            boottime.Instant // when the last word that changed anything was applied
 }
 
-// Other sessions can't make the evidence remember more than this.
+// Other sessions can't make the evidence remember more than this, besides a peer for each session
+// that has spoken since the last look.
 const (
 	mostStarts = 64
 	mostWords  = 32
 )
 
-// New is the evidence of a waiter that knows nothing yet. lockDelay, lease and lostGrace are its
-// own, and shared says that it is a reader, so that other readers don't keep it out.
-func New(lockDelay, lease, lostGrace time.Duration, shared bool) *Evidence {
-	e := &Evidence{lockDelay: lockDelay, lease: lease, lostGrace: lostGrace, shared: shared}
+// Waiter has the settings of a waiter.
+type Waiter struct {
+	LockDelay time.Duration
+	Lease     time.Duration
+	LostGrace time.Duration
+	Shared    bool // it is a reader: other readers don't keep it out
+}
+
+// New is the evidence of a waiter that knows nothing yet.
+func New(w Waiter) *Evidence {
+	e := &Evidence{waiter: w}
 	e.Forget()
 	return e
 }
@@ -131,7 +136,7 @@ func (e *Evidence) Forget() {
 // announcement that concerns this waiter. The session's reader calls it.
 func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	a, ok = Parse(payload)
-	if !ok || e.shared && a.Shared && a.Word == Started {
+	if !ok || e.waiter.Shared && a.Shared && a.Word == Started {
 		return a, false
 	}
 	a.PID = pid
@@ -270,7 +275,7 @@ func (e *Evidence) sawHolder(s Seat, sent boottime.Instant) {
 	case late >= 0:
 		said := e.words[late].noted
 		e.starts = slices.DeleteFunc(e.starts, func(known knownStart) bool { return known.kind == ofUnknown && known.noted > said })
-	case e.shared && s.Shared, slices.ContainsFunc(e.words, isOver):
+	case e.waiter.Shared && s.Shared, slices.ContainsFunc(e.words, isOver):
 	case s.Ended && s.Token != 0:
 		e.noteWord(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
 	default:
@@ -347,9 +352,9 @@ func (e *Evidence) Verdict(firstTry time.Duration) Verdict {
 	}
 	// A lock-delay that is shorter than a command may live by the waiter's own settings covers no
 	// earlier one (speaksOf).
-	v := Verdict{Delay: e.lockDelay, CoversEarlier: e.lockDelay >= leasetime.DeadAfter(e.lease, e.lostGrace)}
+	v := Verdict{Delay: e.waiter.LockDelay, CoversEarlier: e.waiter.LockDelay >= leasetime.DeadAfter(e.waiter.Lease, e.waiter.LostGrace)}
 	for _, s := range e.starts {
-		if e.lockDelay > 0 {
+		if e.waiter.LockDelay > 0 {
 			v.Delay = max(v.Delay, e.delayFor(s))
 		}
 	}

@@ -40,7 +40,7 @@ type told struct {
 
 func newTold(t *testing.T) told {
 	t.Helper()
-	return marked(t, New(testDelay, testLease, 0, false))
+	return marked(t, New(Waiter{LockDelay: testDelay, Lease: testLease}))
 }
 
 // marked is the evidence of a waiter that has taken its mark. Others may have had the lock before.
@@ -172,7 +172,7 @@ func TestStates(t *testing.T) {
 		{"ended, silent", asEnded, silent, ended},
 		{"ended, nobody is seen", asEnded, func(h told) { h.looks() }, ended},
 	} {
-		h := told{t, New(testDelay, testLease, 0, false)}
+		h := told{t, New(Waiter{LockDelay: testDelay, Lease: testLease})}
 		h.NoteMark(testLSN)
 		tt.from(h)
 		tt.then(h)
@@ -197,7 +197,7 @@ func TestShortDelay(t *testing.T) {
 		{testDelay, grace, false}, {testDelay + grace - 1, grace, false}, {testDelay + grace, grace, true},
 		{testLease, testLease, true},
 	} {
-		h := marked(t, New(tt.delay, testLease, tt.grace, false))
+		h := marked(t, New(Waiter{LockDelay: tt.delay, Lease: testLease, LostGrace: tt.grace}))
 		h.wants("nothing is known", tt.delay, tt.covers)
 		h.NoteRefusal(boottime.Now())
 		h.wants("nobody knows who has the lock", tt.delay, tt.covers)
@@ -229,7 +229,7 @@ func TestVerdictDelays(t *testing.T) {
 	h.says(second, Started, 6, func(a *Announcement) { a.Lease, a.LostGrace = 3*testLease, time.Second })
 	h.wants("one of the waiter's role has a longer lease", leasetime.DeadAfter(3*testLease, time.Second), true)
 
-	none := marked(t, New(0, testLease, 0, false))
+	none := marked(t, New(Waiter{Lease: testLease}))
 	none.looks(holds(holder, theirs, 5))
 	none.wants("without a lock-delay", 0, false)
 }

@@ -122,8 +122,8 @@ func FuzzEvidence(f *testing.F) {
 	// A stranger speaks, has the lock, is missed, and speaks again a while later.
 	f.Add(false, true, true, []byte{4, 0, 0, 1, 6, 1, 6, 0, 1, 5, 6, 0x0c, 4, 0, 0, 9, 6, 9, 6, 0, 1, 4, 0, 0})
 	f.Fuzz(func(t *testing.T, shared, marked, strangersHold bool, steps []byte) {
-		with := New(testDelay, testLease, 0, shared)
-		without := New(testDelay, testLease, 0, shared)
+		with := New(Waiter{LockDelay: testDelay, Lease: testLease, Shared: shared})
+		without := New(Waiter{LockDelay: testDelay, Lease: testLease, Shared: shared})
 		if marked { // otherwise the mark comes later, or never
 			with.NoteMark(fuzzLSN)
 			without.NoteMark(fuzzLSN)

@@ -33,7 +33,7 @@ func (e *Evidence) NoteGranted() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for pid := range e.peers {
-		if !e.shared {
+		if !e.waiter.Shared {
 			e.miss(pid, boottime.Now())
 		}
 	}

@@ -81,7 +81,7 @@ func TestSilence(t *testing.T) {
 func TestReaders(t *testing.T) {
 	reading := holds(holder, theirs, 5)
 	reading.Shared = true
-	h := marked(t, New(testDelay, testLease, 0, true))
+	h := marked(t, New(Waiter{LockDelay: testDelay, Lease: testLease, Shared: true}))
 	h.looks(reading)
 	h.says(second, Started, 6, read)
 	h.wants("a reader after readers", testDelay, true)

@@ -43,7 +43,7 @@ func (e *Evidence) delayFor(s knownStart) time.Duration {
 	case s.kind == ofTooMany, e.standingOf(s.pid) == asOwn: // the former is the longest of several such delays
 		return s.outlives
 	}
-	return min(s.outlives, e.lease)
+	return min(s.outlives, e.waiter.Lease)
 }
 
 // outlives is how long the command can outlive its lock, by its holder's own settings.

@@ -37,7 +37,8 @@ each                lists
 each_alive          what a list tells the watchdog
 each_others         a list that ends with the error of one worker, and the items of the others
 each_canceled       a list of which somebody cancels a query
-harness             for all tests
+each_hindered       a list whose ledger can't be written for a while
+setup               for all tests
 `
 
 func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }
