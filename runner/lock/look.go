@@ -34,13 +34,13 @@ func (b *bid) listenAndLook(ctx context.Context, between ...string) (*evidence.L
 func (b *bid) look(ctx context.Context, before ...string) (*evidence.Look, error) {
 	b.listener.unknownHolder = false
 	b.listener.evidence.LookSent()
-	found, ok := &evidence.Look{Sent: boottime.Now()}, false
+	found, ok, listens := &evidence.Look{Sent: boottime.Now()}, false, b.listener.on
 	marks, noteMarks := b.markQueries()
 	query := evidence.LookQuery(b.cfg.Claim.Sought().Locks, b.nextLine(), crowd.MostListeners)
 	queries := slices.Concat(before, marks, []string{query}, b.arrivedQueries())
 	_, err := b.session.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
 		found.Received = boottime.Now()
-		if ok = found.Parse(answers[len(before)+len(marks)], b.session.BackendPID()); !ok || !b.listener.on {
+		if ok = found.Parse(answers[len(before)+len(marks)], b.session.BackendPID()); !ok || !listens {
 			return // what the look shows is no evidence to a bid that would not hear of its end
 		}
 		noteMarks(answers[len(before)])
