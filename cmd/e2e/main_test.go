@@ -44,7 +44,7 @@ ledger_terminal, ledger_upgrade, ledger_killed    what a terminal is told of it,
 goodbye, events                                   what a run leaves in the server, and in the log
 guard, guard_traced_linux, guard_untold_linux, limit_linux, signals, unkillable
                                                   the command's processes, and what ends them
-hidden_processes_linux                            processes that get away from the process table
+hidden_processes_linux, hung_program_linux        processes that get away from the process table; a network that hangs under pglead
 liar, untrusted, planted                          servers, roles and sessions that say, or make, anything at all
 embedded, setup, recipes                          --dsn embedded, testdata/setup, cmd/RECIPES.md
 screen, terminal, plain_terminal, streams         a terminal, or one that can do little, and a reader that doesn't read

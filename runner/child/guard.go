@@ -83,14 +83,19 @@ func (g *Guard) spawn(socket syscall.Conn) error {
 	}
 	slack, restore := loosenTimers()
 	defer restore()
-	g.pid, err = syscall.ForkExec(selfExe(), args, &syscall.ProcAttr{
+	attributes := &syscall.ProcAttr{
 		// The guard's Go runtime needs no second processor, and no memory profile: the
 		// first sample alone costs 30 page faults at the start. The command's environment
 		// is in the start request.
 		Env:   []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0", cgroupVariable + "=" + g.cgroup, slackVariable + "=" + slack},
 		Files: []uintptr{g.parent.stdin(), 1, 2},
 		Sys:   guardAttributes(),
-	})
+	}
+	for _, program := range g.parent.programs() {
+		if g.pid, err = syscall.ForkExec(program, args, attributes); err == nil {
+			break
+		}
+	}
 	return err
 }
 

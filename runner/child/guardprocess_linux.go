@@ -12,10 +12,6 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// selfExe is this program, even if its file has been replaced or removed since it started.
-// NewParent has seen to it that there is a /proc.
-func selfExe() string { return "/proc/self/exe" }
-
 // setThreadName changes what pkill and killall match, if the calling thread is the
 // first of the process (PR_SET_NAME(2const)).
 func setThreadName(name string) {

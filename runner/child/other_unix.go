@@ -79,9 +79,9 @@ func setCgroup(*syscall.SysProcAttr, *os.File) {}
 func killCgroup(string)                        {}
 func removeCgroup(string)                      {}
 
-func selfExe() string {
+func guardPrograms() []string {
 	path, _ := os.Executable()
-	return path
+	return []string{path}
 }
 
 // setThreadName does nothing: argv[0] is all that a process can choose here.

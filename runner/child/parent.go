@@ -20,6 +20,7 @@ type Parent struct {
 	cgroup     func() string                     // this process's control group
 	noTerminal func() bool                       // of this process: with one, KeepGuard has no effect
 	threads    func() (reserved <-chan struct{}) // reserveThreads, once
+	programs   func() []string                   // guardPrograms, once
 
 	// mu is held from a guard's start until it is on the list, and during a search for orphans:
 	// otherwise a new guard would look like an orphan.
@@ -54,6 +55,7 @@ func NewParent(stdin *os.File) (*Parent, error) {
 		cgroup:     sync.OnceValue(ownCgroup),
 		noTerminal: sync.OnceValue(noTerminal),
 		threads:    sync.OnceValue(reserveThreads),
+		programs:   sync.OnceValue(guardPrograms),
 	}
 	go p.cgroup() // in parallel with the connection
 	return p, nil

@@ -1,0 +1,67 @@
+package child
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// ownProgram is this program, even if its file has been replaced or removed since it started.
+// NewParent has seen to it that there is a /proc.
+const ownProgram = "/proc/self/exe"
+
+// steady are the kinds of file systems that don't hang with the network: statfs(2)'s f_type. Others,
+// such as one that has come since, may hang.
+var steady = []uint32{
+	unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC,
+	unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC, unix.SQUASHFS_MAGIC,
+	unix.EROFS_SUPER_MAGIC_V1, unix.REISERFS_SUPER_MAGIC, 0x2FC12FC1, 0xCA451A4E, // zfs, bcachefs
+}
+
+// guardPrograms are the files of which a guard executes the first that the kernel lets it. If this
+// program is on a file system that may hang with the network, the first is a copy in memory: when
+// memory is short, the kernel drops parts of a program that it can read from a file again. A guard
+// that needs such a part after its deadline would hang, and kill nothing.
+func guardPrograms() []string {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(ownProgram, &fs); err == nil && slices.Contains(steady, uint32(fs.Type)) {
+		return []string{ownProgram}
+	}
+	inMemory, err := copyToMemory(ownProgram)
+	if err != nil { // for instance because it may not be executed: vm.memfd_noexec
+		return []string{ownProgram}
+	}
+	return []string{inMemory, ownProgram}
+}
+
+// copyToMemory makes a copy of a file that nobody can change, for as long as this process lives, and
+// returns its name.
+func copyToMemory(name string) (string, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate(guardName, flags|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) { // Linux before 6.3, where each may be executed
+		fd, err = unix.MemfdCreate(guardName, flags)
+	}
+	if err != nil {
+		return "", err
+	}
+	for n := 1; n > 0 && err == nil; {
+		n, err = unix.Sendfile(fd, int(file.Fd()), nil, 1<<30)
+	}
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return "", err
+	}
+	return fmt.Sprintf("/proc/self/fd/%d", fd), nil
+}
