@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,12 +12,16 @@ import (
 // NewParent has seen to it that there is a /proc.
 const ownProgram = "/proc/self/exe"
 
-// steady are the kinds of file systems that don't hang with the network: statfs(2)'s f_type. Others,
-// such as one that has come since, may hang.
-var steady = []uint32{
-	unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC,
-	unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC, unix.SQUASHFS_MAGIC,
-	unix.EROFS_SUPER_MAGIC_V1, unix.REISERFS_SUPER_MAGIC, 0x2FC12FC1, 0xCA451A4E, // zfs, bcachefs
+// mayHang says whether a file system may hang with the network, by statfs(2)'s f_type. The list has
+// those that don't. Any other may, such as one that has come since.
+func mayHang(kind uint32) bool {
+	switch kind {
+	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC,
+		unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC, unix.SQUASHFS_MAGIC,
+		unix.EROFS_SUPER_MAGIC_V1, unix.REISERFS_SUPER_MAGIC, 0x2FC12FC1, 0xCA451A4E: // zfs, bcachefs
+		return false
+	}
+	return true
 }
 
 // guardPrograms are the files of which a guard executes the first that the kernel lets it. If this
@@ -27,7 +30,7 @@ var steady = []uint32{
 // that needs such a part after its deadline would hang, and kill nothing.
 func guardPrograms() []string {
 	var fs unix.Statfs_t
-	if err := unix.Statfs(ownProgram, &fs); err == nil && slices.Contains(steady, uint32(fs.Type)) {
+	if err := unix.Statfs(ownProgram, &fs); err == nil && !mayHang(uint32(fs.Type)) {
 		return []string{ownProgram}
 	}
 	inMemory, err := copyToMemory(ownProgram)
@@ -60,7 +63,7 @@ func copyToMemory(name string) (string, error) {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
 	}
 	if err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		return "", err
 	}
 	return fmt.Sprintf("/proc/self/fd/%d", fd), nil
