@@ -8,7 +8,6 @@ import (
 
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
-	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -28,9 +27,8 @@ type bid struct {
 
 	mustNotWait bool // a delay is an error: ErrDelayed
 
-	coversEarlier bool       // a clean end means that the commands of all earlier holders are dead, too
-	prefers       string     // the host that is to have the lock next, or nothing
-	end           ledger.End // of the command
+	coversEarlier bool   // a clean end means that the commands of all earlier holders are dead, too
+	prefers       string // the host that is to have the lock next, or nothing
 }
 
 // newBid returns a bid on a session, which it does not close, with what that session knows of

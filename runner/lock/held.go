@@ -36,8 +36,6 @@ type Held struct {
 	renewed         <-chan boottime.Instant // the item's share of the session's deadlines, in a list
 	tellsList       []string                // the queries by which the release tells the others on the list
 
-	unrecorded bool      // the ledger lacks the run under a lock, and no warning has said so yet
-	abandoned  bool      // a record got no answer, and the ledger may have it
 	staysUntil time.Time // after the release
 }
 
@@ -97,7 +95,7 @@ func (h *Held) Release(ctx context.Context) error {
 	if recordedFirst {
 		recordErr = retryCanceledFunc(func() error { return h.recordEach(ctx) })
 	} else {
-		record = h.recordQueries(h.end, h.endCommit())
+		record = h.recordQueries(h.record.end, h.endCommit())
 	}
 	stays := h.staysForRole()
 	answers, err := h.askAtEnd(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.ofList && !stays && len(tidy) == 0})

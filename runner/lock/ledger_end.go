@@ -16,9 +16,18 @@ import (
 // The end of a run is recorded in the ledger before its lock is released. Then the next start need
 // not wait for a lock-delay, even on a node that has heard nothing.
 
+// record is what the ledger has, and still needs, of a token's run.
+type record struct {
+	begun      bool            // it has the run, which starts there with the draw, or after it (noteStarted)
+	end        ledger.End      // of the command
+	owed       []advisory.Lock // the locks for which the ledger still needs the end
+	missing    bool            // the ledger lacks the run under a lock, and no warning has said so yet
+	unanswered bool            // an end got no answer, and the ledger may have it
+}
+
 // SetEnd sets how the command ended, for the ledger. Without a call, the ledger says that the
 // command was stopped or, after ReportKilled, that it was lost.
-func (h *Held) SetEnd(end ledger.End) { h.end = end }
+func (h *Held) SetEnd(end ledger.End) { h.record.end = end }
 
 // RecordEnd records in the ledger how the command ended, for a holder that keeps the lock a while:
 // otherwise the end would be unknown if this process died meanwhile. When it has tried that, it
@@ -44,29 +53,29 @@ func (h *Held) RecordEnd(ctx context.Context) (done <-chan struct{}) {
 // So it is with a quorum, where they are commits on the second session, and for several locks: if
 // the ledger's tables are locked, each record waits for 3 s, and all of them would wait for longer
 // than an answer may take.
-func (h *Held) recordsApart() bool { return h.cfg.Session.Quorum || len(h.owed) > 1 }
+func (h *Held) recordsApart() bool { return h.cfg.Session.Quorum || len(h.record.owed) > 1 }
 
 // recordEach records the end for one lock after the other, and returns the first error. Each query
 // may wait for the ledger's tables, so it is a request by itself, whose answer renews the lease.
 func (h *Held) recordEach(ctx context.Context) error {
-	for len(h.owed) > 0 {
-		rows, err := h.evaluate(ctx, h.recordSQL(h.owed[0], h.end, h.endCommit()))
+	for len(h.record.owed) > 0 {
+		rows, err := h.evaluate(ctx, h.recordSQL(h.record.owed[0], h.record.end, h.endCommit()))
 		if err != nil {
 			return err
 		}
-		h.unrecorded = h.unrecorded || !h.recorded(rows)
-		h.owed = h.owed[1:]
+		h.record.missing = h.record.missing || !h.recorded(rows)
+		h.record.owed = h.record.owed[1:]
 	}
 	h.checkRecorded()
 	return nil
 }
 
 // evaluate evaluates columns in a commit that the standbys confirm, if there is a quorum. It notes
-// an unanswered record in abandoned.
+// in the record that one got no answer.
 func (h *Held) evaluate(ctx context.Context, columns string) (rows session.Rows, err error) {
 	ctx, cancel := lateBy(ctx, releasePatience)
 	defer cancel()
-	defer func() { h.abandoned = h.abandoned || err != nil && session.AnsweredError(err) == nil }()
+	defer func() { h.record.unanswered = h.record.unanswered || err != nil && session.AnsweredError(err) == nil }()
 	if !h.cfg.Session.Quorum {
 		return h.Session.Query(ctx, "SELECT "+columns)
 	}
@@ -78,7 +87,7 @@ func (h *Held) evaluate(ctx context.Context, columns string) (rows session.Rows,
 // isn't done yet. They are sent when the command is dead, before the locks are released. commit is
 // their synchronous_commit.
 func (b *bid) recordQueries(end ledger.End, commit string) (queries []string) {
-	for _, l := range b.owed {
+	for _, l := range b.record.owed {
 		queries = append(queries, "SELECT "+b.recordSQL(l, end, commit))
 	}
 	return queries
@@ -94,7 +103,7 @@ func (b *bid) recordSQL(l advisory.Lock, end ledger.End, commit string) string {
 // the unlock, so that no other run waits for them, and what becomes of them doesn't matter. They
 // don't go by what is owed: RecordEnd may have recorded the ends long before.
 func (b *bid) tidyQueries() (queries []string) {
-	if !b.inLedger {
+	if !b.record.begun {
 		return nil
 	}
 	for _, l := range b.Locks() {
@@ -130,15 +139,15 @@ func (b *bid) endCommit() string {
 // checkRecorded warns if the answers to recordQueries, and maybe to others, don't show that the
 // ledger has the end for each lock, or if recordEach has found that out and not yet said so.
 func (h *Held) checkRecorded(answers ...session.Rows) {
-	if (h.unrecorded || h.owes(answers...)) && !h.abandoned {
+	if (h.record.missing || h.owes(answers...)) && !h.record.unanswered {
 		h.warnUnrecorded(errNoRun)
-		h.unrecorded = false
+		h.record.missing = false
 	}
 }
 
 // owes says whether the ledger still needs the end for any lock, after these answers.
 func (b *bid) owes(answers ...session.Rows) bool {
-	left := len(b.owed)
+	left := len(b.record.owed)
 	for _, rows := range answers {
 		if b.recorded(rows) {
 			left--

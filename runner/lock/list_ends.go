@@ -22,7 +22,7 @@ func (l *List) channel() string { return "pglead.1.each." + l.number.String() }
 // ended.
 func (l *List) endSQL(h *Held) string {
 	end := "failed"
-	if h.end.Outcome == ledger.OK {
+	if h.record.end.Outcome == ledger.OK {
 		end = "ok"
 	}
 	return notifySQL(l.channel(), "'"+lockkey.SipHash24(h.cfg.Claim.Key(0)).String()+" "+end+"'")

@@ -68,7 +68,7 @@ func ReportKilled(ctx context.Context, held ...*Held) {
 	}
 	var bids []*bid
 	for _, h := range held {
-		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
+		h.record.end.Outcome = cmp.Or(h.record.end.Outcome, ledger.Lost)
 		bids = append(bids, h.bid)
 	}
 	if err := held[0].Err(); err != nil {
@@ -174,7 +174,7 @@ func (r *report) record(ctx context.Context, s *session.Session) (tidy []string,
 	var queries []string
 	for _, b := range r.bids {
 		if known, _ := b.cfg.Ledger.Applies(s.LoginAnswer()); known {
-			queries = append(queries, b.cfg.toWrite(b.recordQueries(b.end, b.endCommit()))...)
+			queries = append(queries, b.cfg.toWrite(b.recordQueries(b.record.end, b.endCommit()))...)
 			tidy = append(tidy, b.tidyQueries()...)
 		}
 	}
@@ -193,7 +193,7 @@ func (r *report) record(ctx context.Context, s *session.Session) (tidy []string,
 		return tidy, r.bids[0].cfg.Claim.rejected(err)
 	}
 	for _, b := range r.bids {
-		b.owed = nil
+		b.record.owed = nil
 	}
 	return tidy, nil
 }

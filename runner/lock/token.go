@@ -27,10 +27,7 @@ type drawn struct {
 	// audience says what the draw has shown of those in line: somebody listens, and somebody
 	// doesn't.
 	audience struct{ listens, dormant bool }
-	// inLedger says that the ledger has this token's run, which starts there with the draw, or
-	// after it (noteStarted); owed are the locks for which the ledger still needs its end.
-	inLedger bool
-	owed     []advisory.Lock
+	record   record
 }
 
 // tokenSQL is an SQL expression for the token. Its value is the same everywhere in a transaction.
@@ -132,7 +129,7 @@ func (b *bid) noteDrawn(rows session.Rows) error {
 	row := rows[0] // the others say the same
 	b.audience.listens = row[drawnListens] == "t"
 	if ledger.HasStarted(row[drawnStarted]) {
-		b.inLedger, b.owed = true, b.Locks()
+		b.record.begun, b.record.owed = true, b.Locks()
 	}
 	dormant, _ := strconv.Atoi(row[drawnDormant])
 	b.audience.dormant = dormant > 0
