@@ -93,7 +93,7 @@ func (b *bid) giveBackQueries() []string {
 	if len(b.grants) == 0 {
 		return nil
 	}
-	record := b.recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")
+	record := b.record.queries(ledger.End{Outcome: ledger.Stopped}, "off")
 	if b.cfg.Session.Transaction {
 		return append([]string{"ROLLBACK"}, b.cfg.toWrite(record)...)
 	}

@@ -95,7 +95,7 @@ func (h *Held) Release(ctx context.Context) error {
 	if recordedFirst {
 		recordErr = retryCanceledFunc(func() error { return h.recordEach(ctx) })
 	} else {
-		record = h.recordQueries(h.record.end, h.endCommit())
+		record = h.record.queries(h.record.end, h.endCommit())
 	}
 	stays := h.staysForRole()
 	answers, err := h.askAtEnd(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.ofList && !stays && len(tidy) == 0})
@@ -148,7 +148,7 @@ func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err err
 		return h.cfg.Claim.rejected(err)
 	case !released:
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
-	case err != nil && !recordedApart && h.owes(answers...): // it has rejected the record of an end
+	case err != nil && !recordedApart && h.record.owes(answers...): // it has rejected the record of an end
 		h.recordAgain(ctx, err)
 	case err != nil && !h.isArrivalTimeout(err, answers):
 		h.warnUnannounced(err)
@@ -180,7 +180,7 @@ func (h *Held) releaseQueries() []string {
 	if h.showsEnd && !h.cfg.Claim.Shared {
 		queries = append(queries, h.showEndQuery())
 	}
-	return slices.Concat(queries, h.announceEndQueries(), h.tellsList, selectQueries(h.leaveSQL()), []string{h.unlockQuery()})
+	return slices.Concat(queries, h.announceEndQueries(), h.tellsList, selectQueries(h.place.leaveSQL()), []string{h.unlockQuery()})
 }
 
 func (b *bid) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(b.Locks()) }
@@ -194,7 +194,7 @@ func (b *bid) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(b.
 // These commits wait for no standby and for no disk, since the lock's session must not hang in a
 // commit. If they are lost, the next start waits as if nothing had been recorded.
 func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
-	queries, ends := h.recordQueries(ledger.End{Outcome: ledger.Killed}, "off"), !h.cfg.ofList
+	queries, ends := h.record.queries(ledger.End{Outcome: ledger.Killed}, "off"), !h.cfg.ofList
 	switch {
 	case !h.cfg.Session.Transaction:
 		queries = slices.Concat(queries, h.releaseQueries(), h.tidyQueries())

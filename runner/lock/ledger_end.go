@@ -16,13 +16,48 @@ import (
 // The end of a run is recorded in the ledger before its lock is released. Then the next start need
 // not wait for a lock-delay, even on a node that has heard nothing.
 
-// record is what the ledger has, and still needs, of a token's run.
+// record is what the ledger has, and still needs, of a run.
 type record struct {
-	begun      bool            // it has the run, which starts there with the draw, or after it (noteStarted)
-	end        ledger.End      // of the command
+	token      int64           // of the run; 0: the ledger has none
 	owed       []advisory.Lock // the locks for which the ledger still needs the end
+	end        ledger.End      // of the command
 	missing    bool            // the ledger lacks the run under a lock, and no warning has said so yet
 	unanswered bool            // an end got no answer, and the ledger may have it
+}
+
+// begun says whether the run has started in the ledger: with the draw, or after it (noteStarted).
+func (r *record) begun() bool { return r.token != 0 }
+
+// queries are the queries that record an end in the ledger, for the locks for which that isn't done
+// yet. They are sent when the command is dead, before the locks are released. commit is their
+// synchronous_commit.
+func (r *record) queries(end ledger.End, commit string) (queries []string) {
+	for _, l := range r.owed {
+		queries = append(queries, "SELECT "+r.sql(l, end, commit))
+	}
+	return queries
+}
+
+// sql are the SQL expressions of such a query.
+func (r *record) sql(l advisory.Lock, end ledger.End, commit string) string {
+	end.Outcome = cmp.Or(end.Outcome, ledger.Stopped)
+	return end.RecordSQL(l.ID, r.token, commit)
+}
+
+// owes says whether the ledger still needs the end for any lock, after these answers.
+func (r *record) owes(answers ...session.Rows) bool {
+	left := len(r.owed)
+	for _, rows := range answers {
+		if r.isNoted(rows) {
+			left--
+		}
+	}
+	return left > 0
+}
+
+// isNoted says whether the rows show that the ledger has the end for one lock.
+func (r *record) isNoted(rows session.Rows) bool {
+	return len(rows) == 1 && len(rows[0]) == 2 && rows[0][1] == strconv.FormatInt(r.token, 10)
 }
 
 // SetEnd sets how the command ended, for the ledger. Without a call, the ledger says that the
@@ -59,11 +94,11 @@ func (h *Held) recordsApart() bool { return h.cfg.Session.Quorum || len(h.record
 // may wait for the ledger's tables, so it is a request by itself, whose answer renews the lease.
 func (h *Held) recordEach(ctx context.Context) error {
 	for len(h.record.owed) > 0 {
-		rows, err := h.evaluate(ctx, h.recordSQL(h.record.owed[0], h.record.end, h.endCommit()))
+		rows, err := h.evaluate(ctx, h.record.sql(h.record.owed[0], h.record.end, h.endCommit()))
 		if err != nil {
 			return err
 		}
-		h.record.missing = h.record.missing || !h.recorded(rows)
+		h.record.missing = h.record.missing || !h.record.isNoted(rows)
 		h.record.owed = h.record.owed[1:]
 	}
 	h.checkRecorded()
@@ -83,27 +118,11 @@ func (h *Held) evaluate(ctx context.Context, columns string) (rows session.Rows,
 	return session.Rows{row}, err
 }
 
-// recordQueries are the queries that record an end in the ledger, for the locks for which that
-// isn't done yet. They are sent when the command is dead, before the locks are released. commit is
-// their synchronous_commit.
-func (b *bid) recordQueries(end ledger.End, commit string) (queries []string) {
-	for _, l := range b.record.owed {
-		queries = append(queries, "SELECT "+b.recordSQL(l, end, commit))
-	}
-	return queries
-}
-
-// recordSQL are the SQL expressions of such a query.
-func (b *bid) recordSQL(l advisory.Lock, end ledger.End, commit string) string {
-	end.Outcome = cmp.Or(end.Outcome, ledger.Stopped)
-	return end.RecordSQL(l.ID, b.token, commit)
-}
-
 // tidyQueries are the queries that tidy up in the ledger behind this run, or none. They come after
 // the unlock, so that no other run waits for them, and what becomes of them doesn't matter. They
 // don't go by what is owed: RecordEnd may have recorded the ends long before.
 func (b *bid) tidyQueries() (queries []string) {
-	if !b.record.begun {
+	if !b.record.begun() {
 		return nil
 	}
 	for _, l := range b.Locks() {
@@ -136,29 +155,13 @@ func (b *bid) endCommit() string {
 	return "off"
 }
 
-// checkRecorded warns if the answers to recordQueries, and maybe to others, don't show that the
+// checkRecorded warns if the answers to record.queries, and maybe to others, don't show that the
 // ledger has the end for each lock, or if recordEach has found that out and not yet said so.
 func (h *Held) checkRecorded(answers ...session.Rows) {
-	if (h.record.missing || h.owes(answers...)) && !h.record.unanswered {
+	if (h.record.missing || h.record.owes(answers...)) && !h.record.unanswered {
 		h.warnUnrecorded(errNoRun)
 		h.record.missing = false
 	}
-}
-
-// owes says whether the ledger still needs the end for any lock, after these answers.
-func (b *bid) owes(answers ...session.Rows) bool {
-	left := len(b.record.owed)
-	for _, rows := range answers {
-		if b.recorded(rows) {
-			left--
-		}
-	}
-	return left > 0
-}
-
-// recorded says whether the rows show that the ledger has the end for one lock.
-func (b *bid) recorded(rows session.Rows) bool {
-	return len(rows) == 1 && len(rows[0]) == 2 && rows[0][1] == strconv.FormatInt(b.token, 10)
 }
 
 var errNoRun = errors.New("the ledger has no such run of this role under way")

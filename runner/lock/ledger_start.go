@@ -67,7 +67,7 @@ func (b *bid) startInLedger(ctx context.Context) error {
 // ask draws the token, and asks the ledger with it whether the run may start. It does not wait.
 func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	l.noteEvidence()
-	if l.bid.record.begun && len(l.proof.Heard) > 0 {
+	if l.bid.record.begun() && len(l.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
 		l.proof.Closes[0] = max(l.proof.Closes[0], l.bid.token)
@@ -77,7 +77,7 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	if err := l.bid.drawAndAnnounce(ctx); err != nil {
 		return ledger.Answer{}, err
 	}
-	if l.bid.record.begun {
+	if l.bid.record.begun() {
 		return ledger.Answer{Kind: ledger.Started}, nil
 	}
 	text, err := l.askLedger(ctx)
@@ -91,10 +91,10 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 // started with this one is stopped, even if ctx has just ended: otherwise the next start would make
 // it a lost run.
 func (b *bid) dropDraw(ctx context.Context) {
-	if b.record.begun {
+	if b.record.begun() {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
-		_ = retryCanceled(ctx, b.session, b.recordQueries(ledger.End{Outcome: ledger.Stopped}, "off")...)
+		_ = retryCanceled(ctx, b.session, b.record.queries(ledger.End{Outcome: ledger.Stopped}, "off")...)
 		if b.session.Err() != nil {
 			return // reportUnstarted stops it
 		}
@@ -131,7 +131,7 @@ func (l *ledgerStart) noteEvidence() {
 // its end that no earlier command is alive either. The ledger alone is no evidence for that: roles
 // without access to it leave no rows in it.
 func (l *ledgerStart) noteStarted() {
-	l.bid.record.begun, l.bid.record.owed = true, l.bid.Locks()
+	l.bid.record = record{token: l.bid.token, owed: l.bid.Locks()}
 	for i := range l.bid.grants {
 		if g := &l.bid.grants[i]; l.bid.review(g) > 0 {
 			g.verdict.CoversEarlier = false

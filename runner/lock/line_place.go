@@ -12,6 +12,7 @@ import (
 // leaveSQL frees together, and the arrival lock, which is freed sooner. Common marks go with the
 // listener, also without a place.
 type place struct {
+	claim    Claim      // the bid's
 	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
 	ticket   uint32     // the lower half of the ticket's number
 	has      [placeLockCount]bool
@@ -29,26 +30,38 @@ const (
 	placeLockCount
 )
 
-// lineLock is one of the locks that go with the bid's place.
-func (b *bid) lineLock(which placeLock) advisory.Lock {
-	p, claim := &b.place, b.cfg.Claim
-	ticket := advisory.TicketOf(p.line, p.ticket, claim.Shared)
+// lock is one of the locks that go with the place.
+func (p *place) lock(which placeLock) advisory.Lock {
+	ticket := advisory.TicketOf(p.line, p.ticket, p.claim.Shared)
 	switch which {
 	case markLock:
 		return advisory.MarkOf(ticket)
 	case gateLock:
-		if claim.takesAny() {
-			return advisory.Exclusive(*claim.Gate)
+		if p.claim.takesAny() {
+			return advisory.Exclusive(*p.claim.Gate)
 		}
 		return advisory.GateOf(p.line) // against readers
 	case callLock:
-		return advisory.CallOf(claim.lines()[0]) // nobody calls if there are several (hasOneLine)
+		return advisory.CallOf(p.claim.lines()[0]) // nobody calls if there are several (hasOneLine)
 	}
 	return ticket
 }
 
 // everJoined says whether the bid stands in line, or has stood there.
 func (p *place) everJoined() bool { return p.line != lockkey.ID{} }
+
+// leaveSQL are SQL expressions that free the locks that the bid has for its place. The lock of a
+// call is among them: it must not be kept for as long as the command runs, since each dormant waiter
+// that hears a call looks. A holder that calls takes it anew, maybe without ever having been in line
+// (Held.Call), and frees it with its locks. The arrival lock is apart (endArrival).
+func (p *place) leaveSQL() (columns []string) {
+	for which, has := range p.has {
+		if has {
+			columns = append(columns, p.lock(placeLock(which)).UnlockSQL())
+		}
+	}
+	return columns
+}
 
 // nextLine is the lock in whose line the bid waits for what is missing or, if nothing is, that of
 // the last lock.
@@ -60,29 +73,16 @@ func (b *bid) nextLine() lockkey.ID {
 	return b.cfg.Claim.lineFor(next)
 }
 
-// leaveSQL are SQL expressions that free the locks that the bid has for its place. The lock
-// of a call is among them: it must not be kept for as long as the command runs, since each dormant
-// waiter that hears a call looks. A holder that calls takes it anew, maybe without ever having been
-// in line (Held.Call), and frees it with its locks. The arrival lock is apart (endArrival).
-func (b *bid) leaveSQL() (columns []string) {
-	for which, has := range b.place.has {
-		if has {
-			columns = append(columns, b.lineLock(placeLock(which)).UnlockSQL())
-		}
-	}
-	return columns
-}
-
 // leaveLine gives up the place in line, and then sends the queries also.
 func (b *bid) leaveLine(ctx context.Context, also ...string) error {
-	err := b.send(ctx, append(selectQueries(b.leaveSQL()), also...)...)
+	err := b.send(ctx, append(selectQueries(b.place.leaveSQL()), also...)...)
 	clear(b.place.has[:])
 	return err
 }
 
 // leaveQueries leave the line, and free all marks, if the bid has any of that.
 func (b *bid) leaveQueries() []string {
-	return selectQueries(slices.Concat(b.leaveSQL(), b.listener.freeMarksSQL()))
+	return selectQueries(slices.Concat(b.place.leaveSQL(), b.listener.freeMarksSQL()))
 }
 
 // forgetPlace forgets the place in line and the marks, once leaveQueries were sent. If the server

@@ -53,7 +53,7 @@ func (l *List) Exchange(last, next *Attempt) (releaseErr, tryErr error) {
 // record, and the announcement is for all listeners and prefers none of them. Others will retry an
 // item that failed, so its Release waits for those that were just refused.
 func (h *Held) endFits() bool {
-	return h.cfg.canExchange() && h.record.end.Outcome == ledger.OK && !h.record.begun && h.prefers == ""
+	return h.cfg.canExchange() && h.record.end.Outcome == ledger.OK && !h.record.begun() && h.prefers == ""
 }
 
 // tryFits says whether the bid's first try can be part of an exchange: the start needs

@@ -42,7 +42,7 @@ func (cfg *Config) announcesDeath() bool {
 
 // awaitsArrivals says whether a holder that is done waits for those about to join the line. With a
 // ledger it need not: the ledger says how a holder ended. With a quorum nobody arrives.
-func (h *Held) awaitsArrivals() bool { return !h.cfg.Session.Quorum && !h.record.begun }
+func (h *Held) awaitsArrivals() bool { return !h.cfg.Session.Quorum && !h.record.begun() }
 
 // callsDormant says whether a holder calls the dormant waiters when it is done. With a ledger
 // nobody needs a call, since the ledger says how a holder ended. Readers leave without announcing a
@@ -92,7 +92,7 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	                 waiters poll                                            waiter.poll
 //	                 the token comes from a second session                   drawOnSecond
 //	the ledger       it is asked for the start, and told of the end          startInLedger,
-//	                                                                         recordQueries
+//	                                                                         record.queries
 //	--quorum         what counts is what the standbys have confirmed, on a   drawOnSecond, recordEach,
 //	                 second session                                          Session.AwaitStandbys
 //	                 a lock counts as held from then on                      addGrants, confirmGrants

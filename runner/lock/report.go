@@ -54,7 +54,7 @@ type report struct {
 func newReport(bids ...*bid) *report {
 	cfg := &bids[0].cfg
 	r := &report{bids: bids, announces: cfg.announcesDeath(), most: cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0))}
-	if i := slices.IndexFunc(bids, func(b *bid) bool { return b.owes() }); i >= 0 {
+	if i := slices.IndexFunc(bids, func(b *bid) bool { return b.record.owes() }); i >= 0 {
 		r.owing = bids[i]
 	}
 	return r
@@ -112,7 +112,7 @@ func (r *report) send(asked context.Context) {
 		if r.announces {
 			cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
 		}
-		if r.owing != nil && r.owing.owes() {
+		if r.owing != nil && r.owing.record.owes() {
 			r.owing.warnUnrecorded(err)
 		}
 	}
@@ -174,7 +174,7 @@ func (r *report) record(ctx context.Context, s *session.Session) (tidy []string,
 	var queries []string
 	for _, b := range r.bids {
 		if known, _ := b.cfg.Ledger.Applies(s.LoginAnswer()); known {
-			queries = append(queries, b.cfg.toWrite(b.recordQueries(b.record.end, b.endCommit()))...)
+			queries = append(queries, b.cfg.toWrite(b.record.queries(b.record.end, b.endCommit()))...)
 			tidy = append(tidy, b.tidyQueries()...)
 		}
 	}

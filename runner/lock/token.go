@@ -128,12 +128,13 @@ func (b *bid) noteDrawn(rows session.Rows) error {
 	}
 	row := rows[0] // the others say the same
 	b.audience.listens = row[drawnListens] == "t"
-	if ledger.HasStarted(row[drawnStarted]) {
-		b.record.begun, b.record.owed = true, b.Locks()
-	}
 	dormant, _ := strconv.Atoi(row[drawnDormant])
 	b.audience.dormant = dormant > 0
-	return b.keepToken(row[drawnToken], row[drawnSystem])
+	err := b.keepToken(row[drawnToken], row[drawnSystem])
+	if err == nil && ledger.HasStarted(row[drawnStarted]) {
+		b.record = record{token: b.token, owed: b.Locks()}
+	}
+	return err
 }
 
 // checkListed makes sure that the rows, which end with lockColumnsSQL, show all locks that are

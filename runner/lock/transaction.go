@@ -104,7 +104,7 @@ func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
 // the COMMIT, since somebody has canceled it, the locks are free all the same, and the end has
 // still to be recorded.
 func (h *Held) endTransaction(ctx context.Context) error {
-	answers, err := h.askAtEnd(ctx, session.Request{SQL: append(h.recordQueries(h.record.end, h.endCommit()), "COMMIT")})
+	answers, err := h.askAtEnd(ctx, session.Request{SQL: append(h.record.queries(h.record.end, h.endCommit()), "COMMIT")})
 	switch {
 	case err == nil:
 		h.checkRecorded(answers...)
@@ -115,7 +115,7 @@ func (h *Held) endTransaction(ctx context.Context) error {
 	// A list's next transaction could not begin in a failed one, which would also keep one of the
 	// pooler's connections from the session that records the end.
 	_ = retryCanceled(ctx, h.Session, "ROLLBACK")
-	if h.owes() {
+	if h.record.owes() {
 		h.recordAgain(ctx, err)
 	}
 	return nil
