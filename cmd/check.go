@@ -85,7 +85,7 @@ func newSuccessView(s ledger.Success, now time.Time) *successView {
 	return &successView{s, now.Sub(s.Ended).Seconds()}
 }
 
-func (f *lookFlags) writeVerdict(w io.Writer, key string, within time.Duration, v ledger.Report) error {
+func (f *lookFlags) writeVerdict(w io.Writer, key string, within time.Duration, v ledger.Health) error {
 	state, text := verdictText(key, v)
 	view := checkView{
 		Key:         key,
@@ -108,7 +108,7 @@ func (f *lookFlags) writeVerdict(w io.Writer, key string, within time.Duration, 
 }
 
 // verdictText is one line for a pager, with short parts.
-func verdictText(key string, v ledger.Report) (state, text string) {
+func verdictText(key string, v ledger.Health) (state, text string) {
 	const mostKey, mostHost, mostPause = 40, 30, 60
 	host := func(s string) string { return shorten(visible.Text(s), mostHost) }
 	state = "ok"
@@ -150,7 +150,7 @@ func verdictText(key string, v ledger.Report) (state, text string) {
 }
 
 // ago counts from a run's end, and says so if the start would give another result.
-func ago(v ledger.Report) string {
+func ago(v ledger.Health) string {
 	if sinceEnd := roughly(v.Ago()); sinceEnd != roughly(v.Now.Sub(v.Success.Started)) {
 		return "ended " + sinceEnd
 	}

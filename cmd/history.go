@@ -156,7 +156,7 @@ func (p pastRuns) lasted(r ledger.Entry) string {
 // running says how long a run has lasted so far, and how long runs usually take.
 func (p pastRuns) running(r ledger.Entry) string {
 	text := "running " + roughly(p.history.Now.Sub(r.Started))
-	if usually := p.history.Usually(); usually > 0 {
+	if usually := p.history.MedianDuration(); usually > 0 {
 		text += ", usually " + roughly(usually)
 	}
 	return fmt.Sprintf("%s (token %d)", text, r.Token)

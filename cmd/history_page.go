@@ -105,7 +105,7 @@ func (p pastRuns) summary() string {
 	} else {
 		text += "No success among these runs."
 	}
-	if usually := p.history.Usually(); usually > 0 {
+	if usually := p.history.MedianDuration(); usually > 0 {
 		text += " Usually takes " + took(usually) + "."
 	}
 	return text

@@ -140,7 +140,7 @@ func (p *historyPage) addColumns(key string) {
 	for _, r := range p.picture.runs {
 		longest = max(longest, p.length(r))
 	}
-	text, usually := took(longest), p.history.Usually()
+	text, usually := took(longest), p.history.MedianDuration()
 	// A very long run must not make all others look alike.
 	top := longest
 	const manyTimes = 4

@@ -114,16 +114,16 @@ func TestVerdictText(t *testing.T) {
 	long := success
 	long.Ended = long.Ended.Add(5 * time.Hour)
 	for _, tt := range []struct {
-		verdict     ledger.Report
+		verdict     ledger.Health
 		state, want string
 	}{
-		{ledger.Report{Known: true, Success: success, Late: true, Failed: 2}, "LATE", "nightly: LATE, last success Nov 21 03:00 on web1, 26h ago; failed 2 times since"},
-		{ledger.Report{Known: true, Success: success, Failed: 1}, "FAILED", "nightly: FAILED, last success Nov 21 03:00 on web1, 26h ago; failed once since"},
-		{ledger.Report{Known: true, Success: long}, "ok", "nightly: ok, last success Nov 21 03:00 on web1, ended 21h ago"},
-		{ledger.Report{Late: true}, "LATE", "nightly: LATE, no run yet"},
-		{ledger.Report{Known: true, Late: true, Failed: 3}, "LATE", "nightly: LATE, no success yet; failed 3 times"},
+		{ledger.Health{Known: true, Success: success, Late: true, Failed: 2}, "LATE", "nightly: LATE, last success Nov 21 03:00 on web1, 26h ago; failed 2 times since"},
+		{ledger.Health{Known: true, Success: success, Failed: 1}, "FAILED", "nightly: FAILED, last success Nov 21 03:00 on web1, 26h ago; failed once since"},
+		{ledger.Health{Known: true, Success: long}, "ok", "nightly: ok, last success Nov 21 03:00 on web1, ended 21h ago"},
+		{ledger.Health{Late: true}, "LATE", "nightly: LATE, no run yet"},
+		{ledger.Health{Known: true, Late: true, Failed: 3}, "LATE", "nightly: LATE, no success yet; failed 3 times"},
 		{
-			ledger.Report{Known: true, Success: success, Running: []ledger.Entry{{Host: "web2", Started: now.Add(-12 * time.Minute)}, {}, {}}, Pause: ledger.Pause{Until: ledger.Endless(), By: "ann", Note: "disk\nswap"}},
+			ledger.Health{Known: true, Success: success, Running: []ledger.Entry{{Host: "web2", Started: now.Add(-12 * time.Minute)}, {}, {}}, Pause: ledger.Pause{Until: ledger.Endless(), By: "ann", Note: "disk\nswap"}},
 			"ok", "nightly: ok, last success Nov 21 03:00 on web1, 26h ago; running on web2 for 12m and 2 more; paused until it is resumed (ann: disk swap)",
 		},
 	} {
@@ -133,7 +133,7 @@ func TestVerdictText(t *testing.T) {
 		}
 	}
 	spam := strings.Repeat("spam\n", 100)
-	worst := ledger.Report{Known: true, Now: now, Late: true, Failed: 1000, Success: ledger.Success{Started: success.Started, Ended: success.Ended, Host: spam}, Running: []ledger.Entry{{Host: spam, Started: now}, {}}, Pause: ledger.Pause{Until: ledger.Endless(), By: spam, Note: spam}}
+	worst := ledger.Health{Known: true, Now: now, Late: true, Failed: 1000, Success: ledger.Success{Started: success.Started, Ended: success.Ended, Host: spam}, Running: []ledger.Entry{{Host: spam, Started: now}, {}}, Pause: ledger.Pause{Until: ledger.Endless(), By: spam, Note: spam}}
 	if _, got := verdictText(spam, worst); utf8.RuneCountInString(got) > 300 || strings.Contains(got, "\n") {
 		t.Errorf("a pager has no place for %d characters: %s", utf8.RuneCountInString(got), got)
 	}

@@ -40,8 +40,8 @@ one, and says so.`,
 			case !utf8.ValidString(f.note):
 				return usagef("", "--note is not UTF-8")
 			}
-			wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
-			pause := func(k ledgerKey, ctx context.Context) (string, error) { return k.pause(ctx, wish) }
+			request := ledger.PauseRequest{For: length.value, By: f.description("").User, Note: f.note}
+			pause := func(k ledgerKey, ctx context.Context) (string, error) { return k.pause(ctx, request) }
 			return f.eachKey(cmd, args[0], allMatching, pause)
 		},
 	}
@@ -166,12 +166,12 @@ func (k ledgerKey) facts(ctx context.Context) (ledger.Facts, error) {
 	return ledger.FactsOfLocks(ctx, k.on, k.ids)
 }
 
-func (k ledgerKey) pause(ctx context.Context, wish ledger.Wish) (text string, err error) {
+func (k ledgerKey) pause(ctx context.Context, request ledger.PauseRequest) (text string, err error) {
 	before, err := k.facts(ctx)
 	if err != nil {
 		return "", err
 	}
-	if err := ledger.PauseKey(ctx, k.on, ledger.Lock{ID: k.ids[0], Key: k.key}, wish); err != nil {
+	if err := ledger.PauseKey(ctx, k.on, ledger.Lock{ID: k.ids[0], Key: k.key}, request); err != nil {
 		return "", err
 	}
 	facts, err := k.facts(ctx)

@@ -9,8 +9,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Report says whether a key had a success in time, and what has gone wrong since.
-type Report struct {
+// Health says whether a key had a success in time, and what has gone wrong since.
+type Health struct {
 	Known   bool    // the key has ever started
 	Success Success // the last one
 	Late    bool    // no success ended within the time asked for
@@ -22,16 +22,16 @@ type Report struct {
 }
 
 // Fine says whether nobody needs to look into it.
-func (r Report) Fine() bool { return !r.Late && r.Failed == 0 }
+func (r Health) Fine() bool { return !r.Late && r.Failed == 0 }
 
 // Ago is how long ago the last success ended.
-func (r Report) Ago() time.Duration { return r.Now.Sub(r.Success.Ended) }
+func (r Health) Ago() time.Duration { return r.Now.Sub(r.Success.Ended) }
 
 // Check judges the runs of a key that the ledger has under these numbers.
-func Check(ctx context.Context, on session.Connection, key string, ids []lockkey.ID, within time.Duration) (Report, error) {
+func Check(ctx context.Context, on session.Connection, key string, ids []lockkey.ID, within time.Duration) (Health, error) {
 	facts, err := FactsOf(ctx, on, key, ids)
 	if err != nil {
-		return Report{}, err
+		return Health{}, err
 	}
 	report := judge(facts, within)
 	since := "true"
@@ -56,8 +56,8 @@ WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY 
 }
 
 // judge does the part of Check that needs no question for runs that have ended.
-func judge(facts Facts, within time.Duration) Report {
-	report := Report{Now: facts.Now, Pause: facts.Pause()}
+func judge(facts Facts, within time.Duration) Health {
+	report := Health{Now: facts.Now, Pause: facts.Pause()}
 	var madeUp time.Time // the last start of a success, which makes up for a loss before it
 	for _, f := range facts.List {
 		if f.Success.Ended.After(report.Success.Ended) {

@@ -75,7 +75,7 @@ func TestUsualLength(t *testing.T) {
 		{[]Entry{run(OK, 3*time.Minute), run(Lost, 0), run(OK, 5*time.Minute)}, 4 * time.Minute},
 		{[]Entry{run(OK, time.Hour), run(OK, 3*time.Minute), run(OK, 5*time.Minute)}, 5 * time.Minute},
 	} {
-		if got := (History{Runs: tt.runs}).Usually(); got != tt.want {
+		if got := (History{Runs: tt.runs}).MedianDuration(); got != tt.want {
 			t.Errorf("%v: %v", tt.runs, got)
 		}
 	}
@@ -86,7 +86,7 @@ func TestUsualLength(t *testing.T) {
 	for range 100 {
 		many.Runs = append(many.Runs, run(OK, time.Hour))
 	}
-	if got := many.Usually(); got != time.Minute {
+	if got := many.MedianDuration(); got != time.Minute {
 		t.Errorf("what it took long ago counts: %v", got)
 	}
 }

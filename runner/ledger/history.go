@@ -103,8 +103,8 @@ ORDER BY r.started DESC, r.token DESC LIMIT %d`,
 	return h, vanished, nil
 }
 
-// Usually is the median duration of the last successful runs, or zero.
-func (h History) Usually() time.Duration {
+// MedianDuration is the median duration of the last successful runs, or zero.
+func (h History) MedianDuration() time.Duration {
 	const last = 20
 	var took []time.Duration
 	for _, r := range h.Runs {

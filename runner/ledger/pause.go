@@ -9,20 +9,20 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Wish is a pause that somebody asks for.
-type Wish struct {
+// PauseRequest is a pause that somebody asks for.
+type PauseRequest struct {
 	For      time.Duration // by the server's clock; 0: until ResumeKey
 	By, Note string
 }
 
 // PauseKey keeps the runs of a key from starting, in all its slots. It ends no run.
-func PauseKey(ctx context.Context, on session.Connection, l Lock, w Wish) error {
+func PauseKey(ctx context.Context, on session.Connection, l Lock, r PauseRequest) error {
 	until := "'infinity'::timestamptz"
-	if w.For > 0 {
-		until = "pg_catalog.now() + " + intervalSQL(w.For)
+	if r.For > 0 {
+		until = "pg_catalog.now() + " + intervalSQL(r.For)
 	}
 	_, err := on.Query(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)",
-		l.Number, l.ObjSubID(), l.keySQL(), until, quoteWord(w.By), quoteMost(w.Note, mostNote)))
+		l.Number, l.ObjSubID(), l.keySQL(), until, quoteWord(r.By), quoteMost(r.Note, mostNote)))
 	return err
 }
 

@@ -20,10 +20,10 @@ import (
 // configuration's ValidateConnect. Until allow is called, the server may send no more than
 // mostLogin bytes.
 func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, error) {
-	var in *intake // of the latest attempt, which is the one that succeeds
+	var in *limitedReader // of the latest attempt, which is the one that succeeds
 	database.MaxProtocolMessageBodyLen = longestMessage
 	database.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
-		in = &intake{r, mostLogin, mostLogin}
+		in = &limitedReader{r, mostLogin, mostLogin}
 		return pgproto3.NewFrontend(in, w)
 	}
 	pg, err := pgconn.ConnectConfig(ctx, database)
@@ -33,7 +33,7 @@ func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, erro
 		}
 		return nil, connectError(Target(database), database, err)
 	}
-	pg.CustomData()[intakeName] = in
+	pg.CustomData()[limitName] = in
 	return pg, nil
 }
 

@@ -24,13 +24,13 @@ func (e tooMuchError) Error() string {
 	return fmt.Sprintf("the server sends more than the %d MiB that its answer may have", e.most>>20)
 }
 
-// intake is a connection's reader with a limit in bytes.
-type intake struct {
+// limitedReader is a connection's reader with a limit in bytes.
+type limitedReader struct {
 	r          io.Reader
 	left, most int
 }
 
-func (in *intake) Read(p []byte) (int, error) {
+func (in *limitedReader) Read(p []byte) (int, error) {
 	if in.left <= 0 {
 		return 0, tooMuchError{in.most}
 	}
@@ -39,12 +39,12 @@ func (in *intake) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// intakeName is the key of a connection's intake: connect sets it, allow reads it.
-const intakeName = "pglead intake"
+// limitName is the key of a connection's limitedReader: connect sets it, allow reads it.
+const limitName = "pglead limit"
 
 // allow lets the server send this many bytes until the next call.
 func allow(pg *pgconn.PgConn, most int) {
-	if in, ok := pg.CustomData()[intakeName].(*intake); ok {
+	if in, ok := pg.CustomData()[limitName].(*limitedReader); ok {
 		in.left, in.most = most, most
 	}
 }
