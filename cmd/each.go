@@ -44,8 +44,8 @@ runs the whole list, though each item runs on one machine at a time, unless
 
 The exit status is 0 if no command failed or there are no items, 123 if a
 command failed, 75 if some items were still held elsewhere, paused or kept from
-starting when --wait was over, and 76 if a lock was lost while its command ran. If the database is
-lost between commands, or ends a statement, it is 69.`,
+starting when --wait was over, and 76 if a lock was lost while its command ran.
+If the database is lost between commands, or ends a statement, it is 69.`,
 		Example: `  pglead each --key 'import/{}' -a tenants.txt -P 4 -- ./import --tenant {}
   find inbox -type f -print0 | pglead each --key 'inbox/{}' -0 -- ./process {}`,
 		DisableFlagsInUseLine: true,

@@ -94,9 +94,11 @@ func (r *StepDownRequest) keepUp(ctx context.Context) {
 	defer close(r.done)
 	for r.err == nil {
 		wait, cancel := context.WithTimeout(ctx, keepUpEvery)
-		r.err = r.client.AwaitEnd(wait)
+		err := r.client.AwaitEnd(wait)
 		cancel()
-		if r.err == nil {
+		if err != nil {
+			r.err = r.client.Ended(err)
+		} else {
 			_, r.err = r.client.Query(ctx, session.PlainBeatQuery)
 		}
 	}

@@ -123,8 +123,10 @@ func (c *Client) Query(ctx context.Context, queries ...string) (Rows, error) {
 		results, err = c.pg.Exec(ctx, sql).ReadAll()
 	}
 	switch {
+	case err != nil && c.pg.IsClosed() && ctx.Err() == nil:
+		return nil, c.Ended(explain(ctx, err))
 	case err != nil:
-		return nil, c.explain(ctx, err)
+		return nil, explain(ctx, err)
 	case len(results) < len(before):
 		return nil, NotPostgreSQL()
 	}
@@ -132,21 +134,20 @@ func (c *Client) Query(ctx context.Context, queries ...string) (Rows, error) {
 }
 
 // explain turns pgconn's error into an *Error, or into ctx's.
-func (c *Client) explain(ctx context.Context, err error) error {
-	e := &Error{Kind: Unreachable}
+func explain(ctx context.Context, err error) error {
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr):
-		e = rejection(pgErr)
+		return rejection(pgErr)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	default:
-		e.err = networkCause(err)
 	}
-	if c.pg.IsClosed() {
-		e.err = fmt.Errorf("the connection to %s ended: %w", visible.Text(Target(c.cfg.Database)), e.err)
-	}
-	return e
+	return &Error{Kind: Unreachable, err: networkCause(err)}
+}
+
+// Ended is the error of a connection that has ended for this reason. It names the database.
+func (c *Client) Ended(reason error) error {
+	return fmt.Errorf("the connection to %s ended: %w", visible.Text(Target(c.cfg.Database)), reason)
 }
 
 // stayOpenSQL is an SQL expression by which the connection stays open between two queries, whatever
@@ -165,7 +166,7 @@ func (c *Client) stayOpenSQL() string {
 func (c *Client) AwaitEnd(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := c.pg.WaitForNotification(ctx); err != nil && ctx.Err() == nil {
-			return c.explain(ctx, err)
+			return explain(ctx, err)
 		}
 	}
 	return nil
