@@ -101,11 +101,11 @@ func (f *lsFlags) follow(ctx context.Context, client *session.Client, patterns [
 		pause, cancel := context.WithTimeout(ctx, watchInterval)
 		err = client.AwaitEnd(pause) // until then, or until the connection ends
 		cancel()
-		switch {
-		case err != nil:
-			return client.Ended(err)
-		case ctx.Err() != nil:
-			return nil
+		if err != nil {
+			err = client.Ended(err)
+		}
+		if err != nil || ctx.Err() != nil {
+			return err
 		}
 	}
 }
