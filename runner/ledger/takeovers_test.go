@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 // TestFenceTakeovers: jobs that don't know of their loss go on writing, while others take over, one
@@ -36,6 +37,7 @@ func TestFenceTakeovers(t *testing.T) {
 			for n := range 4 {
 				writers.Go(func() { w.writeOn(ctx, n) })
 			}
+			testserver.Eventually(t, "the writers commit", func() bool { return commits.Load() >= 4 })
 			at := map[int64]string{}
 			var slowest time.Duration
 			for i := range takeovers {
@@ -62,9 +64,6 @@ func TestFenceTakeovers(t *testing.T) {
 				}
 			}
 			t.Logf("%d commits, %d takeovers, the slowest of %v", commits.Load(), takeovers, slowest)
-			if commits.Load() == 0 {
-				t.Error("nobody wrote anything")
-			}
 		})
 	}
 }
