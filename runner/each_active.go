@@ -24,6 +24,8 @@ type activeItem struct {
 	run     *run          // has the lock once that is settled
 	alive   time.Time     // until then the work on this item is not stuck; under activeItems.mu
 	left    chan struct{} // closed when the worker is done with it
+
+	contested bool // others may have had its lock since this process tried for it
 }
 
 // activeItems are the items that the workers of this process are at.

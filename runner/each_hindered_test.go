@@ -16,64 +16,105 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// TestEachHindered: while the ledger can't be written, a list with --wait warns once, and pauses.
-// When that takes long, it skips an item, to which it comes back. The others are left for the time
-// after the obstacle. With a shorter --wait the obstacle ends the list.
-func TestEachHindered(t *testing.T) {
+// hinderedList works on n items that obstacles are in the way of. The command of item 2 takes as long
+// as is given.
+func hinderedList(locking lock.Config, n int, second string) (tally Tally, mostHindered int32, said string, err error) {
+	var log bytes.Buffer
+	locking.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	var most atomic.Int32
+	tally, err = Each(EachConfig{
+		Config: Config{Lock: locking, Path: "/bin/sleep"}, Parallel: 1,
+		Items: func(yield func(string) bool) {
+			for i := 1; i <= n && yield(fmt.Sprint(i)); i++ {
+			}
+		},
+		Task: func(item string) Task {
+			takes := "0"
+			if item == "2" {
+				takes = second
+			}
+			return Task{Key: item, ID: lockkey.SipHash24(item), Command: []string{"sleep", takes}}
+		},
+		Progress: func(n Tally) { most.Store(max(most.Load(), int32(n.Hindered))) },
+	})
+	return tally, most.Load(), log.String(), err
+}
+
+// writesFail makes a server with a ledger, to whose table of locks writes fail if the SQL condition is
+// true of the nth.
+func writesFail(t *testing.T, condition string) (*localpg.Server, lock.Config) {
+	t.Helper()
 	server := testserver.Start(t, nil)
 	testserver.Query(t, server, ledger.InstallSQL(ledger.Plan{Keep: ledger.Keep}))
+	testserver.Query(t, server, fmt.Sprintf(`CREATE SEQUENCE public.writes; CREATE SEQUENCE public.starts;
+CREATE FUNCTION public.full() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE n bigint := nextval('public.writes'); BEGIN
+	IF (%s) THEN
+		RAISE 'could not extend file' USING ERRCODE = 'disk_full';
+	END IF;
+	RETURN NEW;
+END $$;
+CREATE TRIGGER disk BEFORE INSERT OR UPDATE ON pglead.lock FOR EACH ROW EXECUTE FUNCTION public.full()`, condition))
+	locking := lockOn(t, server)
+	locking.Ledger.Mode, locking.LockDelay = ledger.Require, time.Second
+	return server, locking
+}
+
+// TestEachHindered: while the ledger can't be written, a list with --wait warns once, and pauses.
+// When that takes long, it skips an item, to which it comes back. The others are left for the time
+// after the obstacle. If that is in the way of some items alone, the others run.
+func TestEachHindered(t *testing.T) {
 	for name, tt := range map[string]struct {
-		obstacles int // in a row
-		wait      time.Duration
-		skipped   int32
-		delays    int
-		ends      bool // the list
+		fails   string // which writes
+		wait    time.Duration
+		second  string // what the second item takes
+		tally   Tally
+		skipped int32 // at most
+		delays  int   // at most
+		// warnings of obstacles, at most: one for each row of them
+		warnings int
 	}{
-		"for a moment": {obstacles: 2, wait: lock.Forever},
-		"for longer":   {obstacles: 6, wait: lock.Forever, skipped: 2, delays: 2},
-		"for too long": {obstacles: 1000, wait: time.Second, ends: true},
+		"for a moment":        {"n <= 2", lock.Forever, "0", Tally{Ran: 20}, 0, 0, 1},
+		"for longer":          {"n <= 6", lock.Forever, "0", Tally{Ran: 20}, 2, 2, 2},
+		"in a long command":   {"CASE WHEN NEW.key = '3' AND TG_OP = 'INSERT' THEN nextval('public.starts') <= 2 END", 2 * time.Second, "2.5", Tally{Ran: 20}, 0, 0, 1},
+		"for some items":      {"NEW.key IN ('1', '3', '4')", time.Second, "0", Tally{Ran: 17, Hindered: 3}, 3, 0, 2},
+		"for all of the time": {"true", time.Second, "0", Tally{Hindered: 20}, 20, 0, 1},
 	} {
-		breakLedger(t, server, tt.obstacles)
-		locking := lockOn(t, server)
-		locking.Ledger.Mode, locking.LockDelay, locking.Wait = ledger.Require, time.Second, tt.wait
-		var said bytes.Buffer
-		locking.Log = slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))
-		const items = 50
-		var skipped atomic.Int32
-		tally, err := Each(EachConfig{
-			Config: Config{Lock: locking, Path: "/bin/true"}, Parallel: 1,
-			Items: func(yield func(string) bool) {
-				for n := 1; n <= items && yield(name+fmt.Sprint(n)); n++ {
-				}
-			},
-			Task: func(item string) Task {
-				return Task{Key: item, ID: lockkey.SipHash24(item), Command: []string{"true"}}
-			},
-			Progress: func(n Tally) { skipped.Store(max(skipped.Load(), int32(n.Hindered))) },
-		})
-		if tt.ends {
-			if err == nil || err.Error() != "the ledger: could not extend file (53100)" || tally != (Tally{}) {
-				t.Errorf("%s: %+v, %v", name, tally, err)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it waits a lot
+			_, locking := writesFail(t, tt.fails)
+			locking.Wait = tt.wait
+			tally, skipped, said, err := hinderedList(locking, 20, tt.second)
+			if err != nil || tally != tt.tally || skipped > tt.skipped {
+				t.Errorf("%+v, %d were skipped, %v", tally, skipped, err)
 			}
-		} else if err != nil || tally != (Tally{Ran: items}) || skipped.Load() != tt.skipped {
-			t.Errorf("%s: %+v, %d had been skipped, %v", name, tally, skipped.Load(), err)
-		}
-		warnings, delays := strings.Count(said.String(), "\n"), strings.Count(said.String(), "event=delayed")
-		if delays != tt.delays || warnings-delays != 1 || strings.Count(said.String(), `could not extend file (53100); free space on the server" item="`+name+`1" event=ledger`) != 1 {
-			t.Errorf("%s: it says %s", name, said.String())
-		}
+			warnings, delays := strings.Count(said, "\n"), strings.Count(said, "event=delayed")
+			if obstacles := strings.Count(said, "could not extend file (53100); free space on the server"); delays > tt.delays ||
+				obstacles != warnings-delays || obstacles > tt.warnings {
+				t.Errorf("it says %s", said)
+			}
+		})
 	}
 }
 
-// breakLedger lets the next writes to the ledger's table of locks fail.
-func breakLedger(t *testing.T, server *localpg.Server, writes int) {
-	t.Helper()
-	testserver.Query(t, server, fmt.Sprintf(`DROP SEQUENCE IF EXISTS public.writes; CREATE SEQUENCE public.writes;
-CREATE OR REPLACE FUNCTION public.full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-	IF nextval('public.writes') <= %d THEN
-		RAISE 'could not extend file' USING ERRCODE = 'disk_full';
+// TestEachRefusedTries: while the server rejects each try, the list stays at the item, also if it
+// fetches ahead.
+func TestEachRefusedTries(t *testing.T) {
+	server := testserver.Start(t, nil)
+	testserver.Query(t, server, `CREATE SEQUENCE public.tries;
+ALTER FUNCTION pg_catalog.pg_try_advisory_lock(bigint) RENAME TO really_try;
+CREATE FUNCTION pg_catalog.pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+	IF nextval('public.tries') BETWEEN 3 AND 5 THEN
+		RAISE 'out of shared memory' USING ERRCODE = 'out_of_memory';
 	END IF;
-	RETURN NULL;
-END $$;
-CREATE OR REPLACE TRIGGER disk BEFORE INSERT ON pglead.lock FOR EACH STATEMENT EXECUTE FUNCTION public.full()`, writes))
+	RETURN pg_catalog.really_try($1);
+END $$`)
+	locking := lockOn(t, server)
+	locking.LockDelay, locking.Wait = time.Second, lock.Forever
+	tally, skipped, said, err := hinderedList(locking, 20, "0.5")
+	if err != nil || tally != (Tally{Ran: 20}) || skipped > 0 {
+		t.Errorf("%+v, %d were skipped, %v", tally, skipped, err)
+	}
+	if strings.Count(said, "\n") != 2 || strings.Count(said, "event=waiting") != 1 || strings.Count(said, "event=delayed") != 1 {
+		t.Errorf("it says %s", said)
+	}
 }

@@ -93,45 +93,52 @@ func (w *worker) skipIfBarred(ctx context.Context, it *activeItem, err error) er
 	return nil
 }
 
-// comeBackTo has the list come back to an item after an obstacle that may pass, or returns that if
-// such obstacles came in a row for as long as --wait allows. It warns of the first in a row. The
-// worker pauses, each time for longer, unless it fetches ahead: the end of the command that runs
-// could be neither recorded nor announced meanwhile. If the ledger could not be written, the item is
-// the next one again, and needs no evidence (Attempt): the ledger will have the runs of others. If
-// that takes long, or after any other obstacle, a later pass has the item.
+// comeBackTo has the list come back to an item after an obstacle that may pass or, without --wait,
+// returns that. It warns of the first of several obstacles in a row. The item is the next one again,
+// after a pause that grows; after a long one, or when the pauses come to --wait, a later pass has it.
+// If the worker fetches ahead there is no pause, but the fetch is over: the end of the command that
+// runs could be neither recorded nor announced meanwhile.
+//
+// The ledger will have the runs of others. After any other obstacle the start takes evidence, since
+// others may have had the lock before the next try.
 func (w *worker) comeBackTo(ctx context.Context, it *activeItem, obstacle error) error {
-	now := time.Now()
-	first := w.obstacles == nil
-	if first {
-		w.obstacles, w.hinderedSince = crowd.AwayBackoff(), now
-	}
-	if now.Sub(w.hinderedSince) >= w.cfg.Lock.Wait {
+	wait := w.cfg.Lock.Wait
+	if wait == 0 {
 		return obstacle
 	}
-	ofLedger := errors.As(obstacle, new(*lock.LedgerError))
 	event, text := "ledger", withHint(obstacle)
-	if !ofLedger {
+	if !errors.As(obstacle, new(*lock.LedgerError)) {
+		it.contested = true
 		event, text = "waiting", "the lock could not be taken, and the list comes back to the item: "+text
 	}
-	if first {
+	if w.obstacles == nil {
+		w.obstacles, w.pauses = crowd.AwayBackoff(), 0
 		w.warnOnce(it, event, text)
 	} else {
 		it.log.Info(text, "event", event)
 	}
-	long := false
 	if w.ahead == nil {
 		least, most := w.obstacles.Halves()
-		rest := pace.Between(least, most)
-		it.run.cfg.Lock.SayTrying(rest)
-		pace.Sleep(ctx, rest)
-		long = most >= longPause
+		rest := min(pace.Between(least, most), wait-w.pauses)
+		w.pauses += rest
+		w.pause(ctx, it, rest)
+		if most >= longPause || w.pauses >= wait {
+			w.skip(it, hindered)
+			return nil
+		}
 	}
-	if ofLedger && !long {
-		w.pushedBack = &it.item
-	} else {
-		w.skip(it, hindered)
-	}
+	w.pushedBack = &again{it.item, it.contested}
 	return nil
+}
+
+// pause waits, unless the session or the list ends.
+func (w *worker) pause(ctx context.Context, it *activeItem, rest time.Duration) {
+	it.run.cfg.Lock.SayTrying(rest)
+	select {
+	case <-time.After(rest):
+	case <-w.list.Session.Done():
+	case <-ctx.Done():
+	}
 }
 
 // longPause is long enough for an item to be skipped. The pauses before sum up to some seconds.

@@ -37,16 +37,22 @@ type worker struct {
 	guard *child.Guard // the last command's, or the next one's; nil before the first
 	brief bool         // the last command was brief, so its guard can have another one
 
-	obstacles     *pace.Backoff // the pauses at the last obstacles; nil once a lock has settled
-	hinderedSince time.Time     // the first of these obstacles
+	obstacles *pace.Backoff // the pauses at obstacles; nil if the last try met none
+	pauses    time.Duration // the sum of these
 
 	// The loop owns these. While a command runs, releaseBeside's goroutine owns them, until it
 	// hands to the loop what it fetched.
 	last       *activeItem // its command has ended, and its lock is not released yet; or nil
-	pushedBack *string     // an item to try again: it comes before those in the queue
+	pushedBack *again      // it comes before those in the queue
 	// ahead is nil unless the worker fetches ahead. It is closed when the command that runs
 	// meanwhile has ended.
 	ahead <-chan struct{}
+}
+
+// again is an item to try again.
+type again struct {
+	item      string
+	contested bool // others may have had its lock meanwhile
 }
 
 // fetched is what releaseBeside's goroutine hands to the loop.
@@ -141,18 +147,19 @@ func (w *worker) exchange(next *activeItem) (tryErr error) {
 // at, and items that it knows to have been run.
 func (w *worker) pick(ctx context.Context) (*activeItem, error) {
 	for {
-		item, ok := w.nextItem(ctx)
+		next, ok := w.nextItem(ctx)
 		if !ok {
 			return nil, nil
 		}
-		it := w.newItem(item)
+		it := w.newItem(next.item)
+		it.contested = next.contested || w.returning
 		switch other := w.active.enter(it); {
 		case other == nil:
 		case other.name() == it.name(): // the item is twice in the list, and this process is at it
 			w.skip(it, alreadyDone)
 			continue
 		default: // the keys differ, but their locks have one number
-			w.pushedBack = &item
+			w.pushedBack = &next
 			if w.ahead != nil {
 				return nil, nil
 			}
@@ -164,7 +171,7 @@ func (w *worker) pick(ctx context.Context) (*activeItem, error) {
 			continue
 		}
 		it.run.cfg.Lock.SayTrying(0)
-		it.attempt = w.list.Attempt(it.run.cfg.Lock, w.returning)
+		it.attempt = w.list.Attempt(it.run.cfg.Lock, it.contested)
 		skipped, err := w.skipIfRun(ctx, it)
 		if !skipped {
 			return it, nil
@@ -180,11 +187,11 @@ func (w *worker) pick(ctx context.Context) (*activeItem, error) {
 // is empty, nextItem releases the last command's lock, and waits. If it fetches ahead, it doesn't
 // wait, and there is no next item once the command that runs has ended. Nor is there one once ctx
 // has ended.
-func (w *worker) nextItem(ctx context.Context) (item string, ok bool) {
+func (w *worker) nextItem(ctx context.Context) (next again, ok bool) {
 	defer func() { ok = ok && ctx.Err() == nil }()
 	select {
 	case <-w.ahead:
-		return "", false
+		return again{}, false
 	default:
 	}
 	if back := w.pushedBack; back != nil {
@@ -192,15 +199,15 @@ func (w *worker) nextItem(ctx context.Context) (item string, ok bool) {
 		return *back, true
 	}
 	select {
-	case item, ok = <-w.queue:
-		return item, ok
+	case next.item, ok = <-w.queue:
+		return next, ok
 	default:
 	}
 	w.releaseLast()
 	if w.ahead == nil {
-		item, ok = <-w.queue
+		next.item, ok = <-w.queue
 	}
-	return item, ok
+	return next, ok
 }
 
 // settleOrSkip settles the lock of a granted item: it waits until the previous command is dead, and
@@ -211,6 +218,7 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tryErr error)
 	case tryErr != nil:
 		return false, w.skipIfBarred(ctx, it, tryErr)
 	case !it.attempt.Granted():
+		w.obstacles = nil
 		return false, w.skipHeld(ctx, it)
 	}
 	// By now this process has heard which runs ended between the first check and the grant.
@@ -226,7 +234,7 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tryErr error)
 	held, err := settle(ctx)
 	switch {
 	case errors.Is(err, lock.ErrDelayed):
-		w.pushedBack = &it.item
+		w.pushedBack = &again{item: it.item}
 		return false, nil
 	case err != nil:
 		return false, w.skipIfBarred(ctx, it, err)

@@ -57,7 +57,10 @@ func NewParent(stdin *os.File) (*Parent, error) {
 		threads:    sync.OnceValue(reserveThreads),
 		programs:   sync.OnceValue(guardPrograms),
 	}
-	go p.cgroup() // in parallel with the connection
+	go func() { // in parallel with the connection
+		p.cgroup()
+		p.programs()
+	}()
 	return p, nil
 }
 

@@ -13,7 +13,8 @@ import (
 const ownProgram = "/proc/self/exe"
 
 // mayHang says whether a file system may hang with the network, by statfs(2)'s f_type. The list has
-// those that don't. Any other may, such as one that has come since.
+// those that don't, as far as that shows: an overlay shows nothing of what is below it. Any other
+// may, such as one that has come since.
 func mayHang(kind uint32) bool {
 	switch kind {
 	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC,
@@ -56,7 +57,7 @@ func copyToMemory(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for n := 1; n > 0 && err == nil; {
+	for n := 1; n > 0 || errors.Is(err, unix.EINTR); {
 		n, err = unix.Sendfile(fd, int(file.Fd()), nil, 1<<30)
 	}
 	if err == nil {

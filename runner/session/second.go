@@ -152,10 +152,10 @@ func (s *Session) secondError(err error) error {
 	case errors.As(err, &e) && e.at != nil: // the error explains itself
 		return e
 	case e != nil:
-	case errors.As(err, &pgErr):
-		e = rejection(pgErr)
 	case errors.As(err, &lost):
 		e = &Error{Kind: Unreachable, err: errors.New(lost.Error())}
+	case errors.As(err, &pgErr):
+		e = rejection(pgErr)
 	default:
 		return err
 	}
