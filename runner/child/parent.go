@@ -57,10 +57,8 @@ func NewParent(stdin *os.File) (*Parent, error) {
 		threads:    sync.OnceValue(reserveThreads),
 		programs:   sync.OnceValue(guardPrograms),
 	}
-	go func() { // in parallel with the connection
-		p.cgroup()
-		p.programs()
-	}()
+	go p.cgroup() // in parallel with the connection
+	go p.programs()
 	return p, nil
 }
 
