@@ -64,7 +64,7 @@ func exitMeanings() []exitMeaning {
 		code(exitUnreachable, database, "The database can't be reached, or is lost or out of space before the command starts."),
 		code(exitInternal, database+others, "pglead itself failed."),
 		code(exitConflict, "run", "The lock is held elsewhere, or paused. --conflict-exit-code changes the status."),
-		code(exitConflict, "each", "Some items were still held elsewhere, or paused, when --wait was over. "+
+		code(exitConflict, "each", "Some items were still held elsewhere, paused or kept from starting when --wait was over. "+
 			"--conflict-exit-code changes the status."),
 		code(exitConflict, "run", "A transaction of the last run, which has called pglead.fence, is still under way; "+
 			"--conflict-exit-code doesn't change the status."),

@@ -59,7 +59,7 @@ func TestManPages(t *testing.T) {
 	}
 	for page, meaning := range map[string]string{
 		"run":      "75 The lock is held elsewhere, or paused.",
-		"each":     "75 Some items were still held elsewhere, or paused, when --wait was over.",
+		"each":     "75 Some items were still held elsewhere, paused or kept from starting when --wait was over.",
 		"stepdown": "75 The lock was still held when --wait was over.",
 	} {
 		if text := files["man/pglead-"+page+".1"]; !strings.Contains(unescaped(text), meaning) {

@@ -216,7 +216,7 @@ func (f *eachFlags) summary(items int, t runner.Tally, err error) error {
 type progress struct {
 	u       *ui
 	items   int
-	returns bool // the list comes back to items that are held elsewhere or paused
+	returns bool // the list comes back to items (runner.Tally.ComeBack)
 
 	mu      sync.Mutex
 	last    runner.Tally

@@ -40,7 +40,7 @@ func obstacleOf(err error) obstacle {
 	switch {
 	case errors.As(err, new(*lock.LedgerError)), errors.As(err, new(*ledger.FencedError)), errors.Is(err, session.ErrUnconfirmed),
 		known && e.Kind == session.NoStandbys,
-		session.AnsweredError(err) != nil, // to a statement: an error of the login is no such one
+		session.AnsweredError(err) != nil, // of a statement: an error of the login wraps none
 		!known && !session.Passing(err):   // as where no guard can be started
 		return obstacle{"the command can't start yet", "the command still can't start", "the command could not start", ""}
 	case known && e.Kind == session.Denied:

@@ -11,7 +11,6 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
 )
@@ -40,9 +39,9 @@ func hinderedList(locking lock.Config, n int, second string) (tally Tally, mostH
 	return tally, most.Load(), log.String(), err
 }
 
-// writesFail makes a server with a ledger, to whose table of locks writes fail if the SQL condition is
-// true of the nth.
-func writesFail(t *testing.T, condition string) (*localpg.Server, lock.Config) {
+// writesFail is the configuration of a lock on a server with a ledger. A write to that one's table of
+// locks fails if the SQL condition is true. In it, n is the number of the write.
+func writesFail(t *testing.T, condition string) lock.Config {
 	t.Helper()
 	server := testserver.Start(t, nil)
 	testserver.Query(t, server, ledger.InstallSQL(ledger.Plan{Keep: ledger.Keep}))
@@ -56,7 +55,7 @@ END $$;
 CREATE TRIGGER disk BEFORE INSERT OR UPDATE ON pglead.lock FOR EACH ROW EXECUTE FUNCTION public.full()`, condition))
 	locking := lockOn(t, server)
 	locking.Ledger.Mode, locking.LockDelay = ledger.Require, time.Second
-	return server, locking
+	return locking
 }
 
 // TestEachHindered: while the ledger can't be written, a list with --wait warns once, and pauses.
@@ -68,28 +67,30 @@ func TestEachHindered(t *testing.T) {
 		wait    time.Duration
 		second  string // what the second item takes
 		tally   Tally
-		skipped int32 // at most
-		delays  int   // at most
-		// warnings of obstacles, at most: one for each row of them
+		skipped int32
+		delays  int
+		// warnings of obstacles: one for each row of them
 		warnings int
+		pauses   time.Duration // that it has to make: for n obstacles, n from 0.1 s, 0.2 s, …
 	}{
-		"for a moment":        {"n <= 2", lock.Forever, "0", Tally{Ran: 20}, 0, 0, 1},
-		"for longer":          {"n <= 6", lock.Forever, "0", Tally{Ran: 20}, 2, 2, 2},
-		"in a long command":   {"CASE WHEN NEW.key = '3' AND TG_OP = 'INSERT' THEN nextval('public.starts') <= 2 END", 2 * time.Second, "2.5", Tally{Ran: 20}, 0, 0, 1},
-		"for some items":      {"NEW.key IN ('1', '3', '4')", time.Second, "0", Tally{Ran: 17, Hindered: 3}, 3, 0, 2},
-		"for all of the time": {"true", time.Second, "0", Tally{Hindered: 20}, 20, 0, 1},
+		"for a moment":        {"n <= 2", lock.Forever, "0", Tally{Ran: 20}, 0, 0, 1, 300 * time.Millisecond},
+		"for longer":          {"n <= 6", lock.Forever, "0", Tally{Ran: 20}, 2, 2, 1, 5 * time.Second},
+		"in a long command":   {"CASE WHEN NEW.key = '3' AND TG_OP = 'INSERT' THEN nextval('public.starts') <= 2 END", 2 * time.Second, "2.5", Tally{Ran: 20}, 0, 0, 1, 100 * time.Millisecond},
+		"for some items":      {"NEW.key IN ('1', '3', '4')", time.Second, "0", Tally{Ran: 17, Hindered: 3}, 3, 0, 2, 2 * time.Second},
+		"for all of the time": {"true", time.Second, "0", Tally{Hindered: 20}, 20, 0, 1, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // it waits a lot
-			_, locking := writesFail(t, tt.fails)
+			locking := writesFail(t, tt.fails)
 			locking.Wait = tt.wait
+			began := time.Now()
 			tally, skipped, said, err := hinderedList(locking, 20, tt.second)
-			if err != nil || tally != tt.tally || skipped > tt.skipped {
-				t.Errorf("%+v, %d were skipped, %v", tally, skipped, err)
+			if took := time.Since(began); err != nil || tally != tt.tally || skipped != tt.skipped || took < tt.pauses {
+				t.Errorf("%+v, %d were skipped, %v; after %v", tally, skipped, err, took)
 			}
 			warnings, delays := strings.Count(said, "\n"), strings.Count(said, "event=delayed")
-			if obstacles := strings.Count(said, "could not extend file (53100); free space on the server"); delays > tt.delays ||
-				obstacles != warnings-delays || obstacles > tt.warnings {
+			if obstacles := strings.Count(said, "could not extend file (53100); free space on the server"); delays != tt.delays ||
+				obstacles != warnings-delays || obstacles != tt.warnings {
 				t.Errorf("it says %s", said)
 			}
 		})

@@ -149,9 +149,12 @@ func TestComesBackAfterObstacle(t *testing.T) {
 	locking, logged := lockOn(t, server), []slog.Level{}
 	locking.Log = slog.New(levels{slog.DiscardHandler, &logged})
 	w, it := workerOn(t, locking, 1)
-	for range 2 {
+	for _, w.ahead = range []<-chan struct{}{make(chan struct{}), nil} {
 		if err := w.skipIfBarred(t.Context(), it, session.Errorf(session.Unreachable, "", "no memory")); err != nil {
 			t.Error(err)
+		}
+		if fetchesAhead := w.ahead != nil; fetchesAhead != (w.pauses == 0) {
+			t.Errorf("ahead %t: it pauses for %v", fetchesAhead, w.pauses)
 		}
 	}
 	if !slices.Equal(logged, []slog.Level{slog.LevelWarn, slog.LevelInfo}) || *w.pushedBack != (again{it.item, true}) {

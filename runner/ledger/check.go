@@ -22,10 +22,10 @@ type Health struct {
 }
 
 // Fine says whether nobody needs to look into it.
-func (r Health) Fine() bool { return !r.Late && r.Failed == 0 }
+func (h Health) Fine() bool { return !h.Late && h.Failed == 0 }
 
 // Ago is how long ago the last success ended.
-func (r Health) Ago() time.Duration { return r.Now.Sub(r.Success.Ended) }
+func (h Health) Ago() time.Duration { return h.Now.Sub(h.Success.Ended) }
 
 // Check judges the runs of a key that the ledger has under these numbers.
 func Check(ctx context.Context, on session.Connection, key string, ids []lockkey.ID, within time.Duration) (Health, error) {
@@ -33,51 +33,51 @@ func Check(ctx context.Context, on session.Connection, key string, ids []lockkey
 	if err != nil {
 		return Health{}, err
 	}
-	report := judge(facts, within)
+	health := judge(facts, within)
 	since := "true"
-	if !report.Success.Ended.IsZero() {
-		since = "ended > 'epoch'::timestamptz + " + intervalSQL(report.Success.Ended.Sub(time.UnixMicro(0)))
+	if !health.Success.Ended.IsZero() {
+		since = "ended > 'epoch'::timestamptz + " + intervalSQL(health.Success.Ended.Sub(time.UnixMicro(0)))
 	}
 	rows, err := on.Query(ctx, fmt.Sprintf(`SELECT pg_catalog.count(*) OVER (), number, sub, key, %s FROM pglead.run AS r
 WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY r.ended DESC LIMIT 1`,
 		entry("r"), among(key, ids), since))
 	if err != nil || len(rows) == 0 {
-		return report, err
+		return health, err
 	}
 	r := reader{row: rows[0]}
 	n := int(r.number())
 	id, key := r.id(), r.text()
 	failure := r.entry(id, key)
-	if report.Failed == 0 { // otherwise judge has found a later failure, a lost run that nobody has closed yet
-		report.Failure = failure
+	if health.Failed == 0 { // otherwise judge has found a later failure, a lost run that nobody has closed yet
+		health.Failure = failure
 	}
-	report.Failed += n
-	return report, r.err
+	health.Failed += n
+	return health, r.err
 }
 
 // judge does the part of Check that needs no question for runs that have ended.
 func judge(facts Facts, within time.Duration) Health {
-	report := Health{Now: facts.Now, Pause: facts.Pause()}
+	health := Health{Now: facts.Now, Pause: facts.Pause()}
 	var madeUp time.Time // the last start of a success, which makes up for a loss before it
 	for _, f := range facts.List {
-		if f.Success.Ended.After(report.Success.Ended) {
-			report.Success = f.Success
+		if f.Success.Ended.After(health.Success.Ended) {
+			health.Success = f.Success
 		}
 		if f.Success.Started.After(madeUp) {
 			madeUp = f.Success.Started
 		}
 	}
 	for _, f := range facts.List {
-		report.Known = report.Known || !f.Last.Started.IsZero()
+		health.Known = health.Known || !f.Last.Started.IsZero()
 		switch {
 		case f.Last.Outcome == Running:
-			report.Running = append(report.Running, f.Last)
+			health.Running = append(health.Running, f.Last)
 		// Readers and other slots close no run, so it may be open for ever.
 		case f.Last.Outcome == Lost && f.Last.Ended.IsZero() && !f.Last.Started.Before(madeUp):
-			report.Failed++
-			report.Failure = f.Last
+			health.Failed++
+			health.Failure = f.Last
 		}
 	}
-	report.Late = report.Success.Ended.IsZero() || report.Ago() > within
-	return report
+	health.Late = health.Success.Ended.IsZero() || health.Ago() > within
+	return health
 }

@@ -43,7 +43,7 @@
 // Each of the other files is one mechanism, and its first comment explains the words that only that
 // one needs:
 //
-//	grant.go, delay.go      for how long a lock has to be held without a command, and that
+//	grant.go, delay.go      for how long a lock has to be held without a command, and the wait
 //	listener.go, look.go    what others announce about the locks is heard, and who has them is seen
 //	announce.go             what becomes of a lock is announced to those who listen, by NOTIFY
 //	token*.go               the token is drawn, by a second session where that of the lock can't

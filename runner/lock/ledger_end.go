@@ -105,8 +105,8 @@ func (h *Held) recordEach(ctx context.Context) error {
 	return nil
 }
 
-// evaluate evaluates columns in a commit that the standbys confirm, if there is a quorum. It notes
-// in the record that one got no answer.
+// evaluate evaluates columns in a commit that the standbys confirm, if there is a quorum. If no
+// answer comes, it notes that in the record.
 func (h *Held) evaluate(ctx context.Context, columns string) (rows session.Rows, err error) {
 	ctx, cancel := lateBy(ctx, releasePatience)
 	defer cancel()

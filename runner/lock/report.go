@@ -40,9 +40,10 @@ import (
 // The locks' own session is gone or useless, so the report opens another one. For a run it first
 // ends the old one, if the server still has it: after a healed partition the old session still has
 // the locks. It retries failures for one lock-delay (without one, for as long as a command lives at
-// most), and tells the Observer of them; after that nobody waits. If a command had ended, and no ledger waits for its end, it gives up after
-// PatienceAtEnd: this process waits for nothing else before it goes on or exits. The same
-// limit holds if no command was started; a signal does not shorten it.
+// most), and tells the Observer of them; after that nobody waits. If a command had ended, and no
+// ledger waits for its end, it gives up after PatienceAtEnd: this process waits for nothing else
+// before it goes on or exits. The same limit holds if no command was started; a signal does not
+// shorten it.
 type report struct {
 	bids      []*bid
 	owing     *bid          // one of them whose end the ledger still needs, or nil
@@ -159,9 +160,9 @@ func (r *report) try(ctx context.Context) error {
 		return err
 	}
 	defer s.Close()
-	tidy, err := r.record(ctx, s)
+	tidy, err := r.recordEnds(ctx, s)
 	if err == nil && r.announces {
-		err = r.announce(ctx, s)
+		err = r.announceDeaths(ctx, s)
 	}
 	if len(tidy) > 0 {
 		_, _ = s.Query(ctx, tidy...)
@@ -169,8 +170,9 @@ func (r *report) try(ctx context.Context) error {
 	return err
 }
 
-// record records the ends, if the ledger has the runs, and returns the queries that tidy up there.
-func (r *report) record(ctx context.Context, s *session.Session) (tidy []string, err error) {
+// recordEnds records the ends, if the ledger has the runs, and returns the queries that tidy up
+// there.
+func (r *report) recordEnds(ctx context.Context, s *session.Session) (tidy []string, err error) {
 	var queries []string
 	for _, b := range r.bids {
 		if known, _ := b.cfg.Ledger.Applies(s.LoginAnswer()); known {
@@ -198,8 +200,8 @@ func (r *report) record(ctx context.Context, s *session.Session) (tidy []string,
 	return tidy, nil
 }
 
-// announce announces the deaths, and stays until the waiters have looked up the session's role.
-func (r *report) announce(ctx context.Context, s *session.Session) error {
+// announceDeaths announces the deaths, and stays until the waiters have looked up the session's role.
+func (r *report) announceDeaths(ctx context.Context, s *session.Session) error {
 	var ends, queries []string
 	for _, b := range r.bids {
 		ends, queries = append(ends, b.endLostQueries()...), append(queries, b.announceDeathQueries()...)

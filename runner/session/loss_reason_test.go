@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pglead/pglead/runner/leasetime"
@@ -68,5 +69,15 @@ func TestReasonAfterBrokenPipe(t *testing.T) {
 				t.Errorf("that took %v", took)
 			}
 		})
+	}
+}
+
+// TestLostSecond: what the user hears of a second session that the server has ended is no answer to a
+// statement.
+func TestLostSecond(t *testing.T) {
+	ended := &pgconn.PgError{Code: "57P01", Message: "terminating connection"}
+	err := new(Session).secondError(&LostError{Cause: ended})
+	if AnsweredError(err) != nil || !Passing(err) || err.Error() != "the second session: "+ended.Error() {
+		t.Errorf("the error is %v", err)
 	}
 }

@@ -17,6 +17,7 @@ login, refusal, pooler                 the login: who is let in, and what an err
 settings_linux                         what both ends of a connection are told
 age                                    how old a promoted server seems, and one that has recovered
 server, encoding                       a session on a real server: settings, notifications, its end
+client                                 a connection that only asks
 lease, heartbeat_busy                  the lease, in virtual time; a heartbeat beside other requests
 loss_reason, fullsocket_linux          why a session is lost, and who takes no more, or says nothing
 standbys                               synchronous_standby_names
