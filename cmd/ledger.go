@@ -153,7 +153,7 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(a.out, a.statusText(s, nil))
+	_, err = io.WriteString(a.out, a.statusText(s, nil, nil))
 	return err
 }
 
@@ -199,12 +199,16 @@ func (a *ledgerAdmin) status(ctx context.Context) error {
 	for _, missing := range slices.Concat(forRuns, others) {
 		faults = append(faults, "there is no "+missing+": "+ledger.Mend)
 	}
-	return a.print(a.out, ledgerView{true, s, faults}, a.statusText(s, faults))
+	altered, err := ledger.Alterations(ctx, a.on)
+	if err != nil {
+		return err
+	}
+	return a.print(a.out, ledgerView{true, s, faults, altered}, a.statusText(s, faults, altered))
 }
 
 func (a *ledgerAdmin) writeAbsent() error {
 	none := []string{} // in JSON this is [], not null
-	view := ledgerView{State: ledger.State{Granted: none, Former: none, Published: none}, Faults: none}
+	view := ledgerView{State: ledger.State{Granted: none, Former: none, Published: none}, Faults: none, Altered: none}
 	return a.print(a.out, view, "there is no ledger in "+a.where+"\n")
 }
 
@@ -212,10 +216,11 @@ func (a *ledgerAdmin) writeAbsent() error {
 type ledgerView struct {
 	Installed bool `json:"installed"`
 	ledger.State
-	Faults []string `json:"faults"`
+	Faults  []string `json:"faults"`
+	Altered []string `json:"altered"`
 }
 
-func (a *ledgerAdmin) statusText(s ledger.State, faults []string) string {
+func (a *ledgerAdmin) statusText(s ledger.State, faults, altered []string) string {
 	version := "of unknown version"
 	if s.Version > 0 {
 		version = "version " + strconv.Itoa(s.Version)
@@ -240,10 +245,14 @@ func (a *ledgerAdmin) statusText(s ledger.State, faults []string) string {
 	if len(s.Published) > 0 {
 		lines = append(lines, "  copied   by "+visible.Text(strings.Join(s.Published, ", "))+", FOR ALL TABLES: a subscriber without these tables stops")
 	}
-	label := "broken"
-	for _, fault := range faults {
-		lines = append(lines, fmt.Sprintf("  %-7s  %s", label, visible.Text(fault)))
-		label = ""
+	for _, found := range []struct {
+		label string
+		what  []string
+	}{{"broken", faults}, {"altered", altered}} {
+		for _, what := range found.what {
+			lines = append(lines, fmt.Sprintf("  %-7s  %s", found.label, visible.Text(what)))
+			found.label = ""
+		}
 	}
 	return strings.Join(lines, "\n") + "\n"
 }

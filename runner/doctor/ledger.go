@@ -50,6 +50,14 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 		return checkup.Warningf("as its owner: GRANT SELECT ON "+tables+" TO "+role,
 			"granted to role %s, which has no SELECT on %s: it can't see pauses and history, nor wait until a pause is over", role, tables)
 	}
+	altered, err := ledger.Alterations(ctx, x)
+	switch {
+	case err != nil:
+		return unknown(err)
+	case len(altered) > 0:
+		return checkup.Warningf("undo that, unless it does no harm: a trigger, for instance, can drop the row of a start",
+			"granted to role %s, but not as it was installed: %s", role, strings.Join(altered, ", "))
+	}
 	published, err := ledger.Published(ctx, x)
 	switch {
 	case err != nil:

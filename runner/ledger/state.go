@@ -133,6 +133,33 @@ ORDER BY 1`)
 	return column(rows, err)
 }
 
+// Alterations lists what others have added to the ledger or changed in it, so that it may not do what
+// its own SQL says: a trigger can drop the row of a start, which then is not remembered.
+func Alterations(ctx context.Context, on session.Connection) ([]string, error) {
+	rows, err := on.Query(ctx, `WITH tables AS (
+	SELECT oid, relname, relowner, relrowsecurity, relpersistence FROM pg_catalog.pg_class
+	WHERE relnamespace = pg_catalog.to_regnamespace('pglead')::oid AND relname IN ('setting', 'lock', 'run')), functions AS (
+	SELECT proname, proowner, prosecdef FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
+SELECT pg_catalog.format('pglead.%s has the trigger %s', relname, tgname)
+FROM pg_catalog.pg_trigger JOIN tables AS t ON t.oid = tgrelid WHERE NOT tgisinternal AND tgenabled <> 'D'
+UNION ALL
+SELECT pg_catalog.format('pglead.%s has the rule %s', relname, rulename)
+FROM pg_catalog.pg_rewrite JOIN tables AS t ON t.oid = ev_class WHERE rulename <> '_RETURN' AND ev_enabled <> 'D'
+UNION ALL
+SELECT pg_catalog.format('pglead.%s has row-level security', relname) FROM tables WHERE relrowsecurity
+UNION ALL
+SELECT pg_catalog.format('pglead.%s is unlogged: a crash of the server empties it', relname) FROM tables WHERE relpersistence = 'u'
+UNION ALL
+SELECT pg_catalog.format('pglead.%s is not SECURITY DEFINER', proname)
+FROM functions WHERE NOT prosecdef AND proname IN ('start_1', 'start_rest_1', 'finish_1', 'tidy_1', 'missing_1', 'pause_1', 'resume_1')
+UNION ALL
+SELECT pg_catalog.format('pglead.%s belongs to %s, and the schema to %s', o.name, pg_catalog.pg_get_userbyid(o.owner), pg_catalog.pg_get_userbyid(nspowner))
+FROM pg_catalog.pg_namespace, (SELECT relname, relowner FROM tables UNION ALL SELECT proname, proowner FROM functions) AS o(name, owner)
+WHERE nspname = 'pglead' AND o.owner <> nspowner AND NOT pg_catalog.pg_has_role(o.owner, 'pg_database_owner', 'MEMBER')
+ORDER BY 1`)
+	return column(rows, err)
+}
+
 // Prune forgets keys whose last run is older than this, and older runs of other keys, and returns
 // how many rows it removed.
 func Prune(ctx context.Context, on session.Connection, older time.Duration) (gone int64, err error) {
