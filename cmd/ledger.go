@@ -118,7 +118,7 @@ func (f *ledgerFlags) ledger(cmd *cobra.Command, action string) error {
 		open = f.openReader
 	}
 	return f.connect(cmd, open, func(ctx context.Context, client *session.Client) error {
-		found, err := findLedger(ctx, client, f.target())
+		found, err := findLedger(ctx, client)
 		if err != nil {
 			return err
 		}

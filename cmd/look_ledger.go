@@ -13,14 +13,11 @@ import (
 
 // ledgerConnection asks the ledger over a client's connection. If somebody has locked a table, the
 // server gives up after 3 s.
-type ledgerConnection struct {
-	client *session.Client
-	name   string // what errors call the ledger
-}
+type ledgerConnection struct{ client *session.Client }
 
 func (c ledgerConnection) Query(ctx context.Context, queries ...string) (session.Rows, error) {
 	rows, err := c.client.Query(ctx, append([]string{"SET LOCAL lock_timeout = '3s'"}, queries...)...)
-	return rows, ledger.Rejected(err, c.name)
+	return rows, ledger.Rejected(err, c.client.Target())
 }
 
 // foundLedger is what this role can see of a ledger.
@@ -31,11 +28,10 @@ type foundLedger struct {
 	where  string // the database, for messages
 }
 
-func findLedger(ctx context.Context, client *session.Client, target string) (foundLedger, error) {
-	where := visible.Text(target)
-	on := ledgerConnection{client, "the ledger in " + where}
+func findLedger(ctx context.Context, client *session.Client) (foundLedger, error) {
+	on := ledgerConnection{client}
 	access, role, err := ledger.ReadAccess(ctx, on)
-	return foundLedger{on, access, role, where}, err
+	return foundLedger{on, access, role, visible.Text(client.Target())}, err
 }
 
 // denial is nil if this role can read and write the ledger.
@@ -55,7 +51,7 @@ func (f foundLedger) denial() error {
 
 // grantedLedger asks over a client's connection. It is nil if this role has no ledger there.
 func grantedLedger(ctx context.Context, client *session.Client) (session.Connection, error) {
-	on := ledgerConnection{client, "the ledger"}
+	on := ledgerConnection{client}
 	access, _, err := ledger.ReadAccess(ctx, on)
 	if err != nil || access != ledger.Granted {
 		return nil, err
@@ -90,7 +86,7 @@ func (f *lookFlags) numbersOf(key string) ([]lockkey.ID, error) {
 // withLedger connects, and calls do with the ledger. It fails if this role has none.
 func (f *lookFlags) withLedger(cmd *cobra.Command, open opener, do func(ctx context.Context, on session.Connection) error) error {
 	return f.connect(cmd, open, func(ctx context.Context, client *session.Client) error {
-		found, err := findLedger(ctx, client, f.target())
+		found, err := findLedger(ctx, client)
 		if err == nil {
 			err = found.denial()
 		}

@@ -127,13 +127,16 @@ const UntrustedHint = "if it is the database's former owner's, as a superuser: A
 	"and the same for its tables and functions, keeps what it has; else, as its owner or a superuser: pglead ledger uninstall; " +
 	"then, as the owner of the database: pglead ledger install"
 
-// Rejected turns an error of the server into one that names the ledger, in the caller's words, and
-// not the lock.
-func Rejected(err error, ledger string) error {
-	if locked := Locked(err); locked != nil {
-		return locked
+// Rejected turns an error of the server into one that names the ledger in this database, and not the
+// lock.
+func Rejected(err error, database string) error {
+	name := "the ledger in " + visible.Text(database)
+	if pgErr := session.AnsweredError(err); pgErr != nil && pgErr.Code == session.LockNotAvailable {
+		return session.Errorf(session.Unreachable,
+			"is somebody altering or copying them? SELECT pid, mode FROM pg_locks WHERE granted AND relation::regclass::text LIKE 'pglead.%' says who",
+			"%s: %w: %s", name, ErrLocked, session.ServerSays(pgErr))
 	}
-	err = session.Rejected(err, ledger)
+	err = session.Rejected(err, name)
 	if e, ok := errors.AsType[*session.Error](err); ok && session.Undefined(err) {
 		return session.Errorf(e.Kind, "the ledger is not whole: "+Mend+"; until then --ledger off runs without", "%w", e)
 	}
@@ -145,18 +148,7 @@ const Mend = "pglead ledger install, as the owner of the database, makes what is
 
 // ErrLocked says that another session has locked a table of the ledger for longer than the
 // statement waited.
-var ErrLocked = errors.New("the ledger's tables are locked by another session")
-
-// Locked returns an ErrLocked with what the server says if err means that, otherwise nil.
-func Locked(err error) error {
-	pgErr := session.AnsweredError(err)
-	if pgErr == nil || pgErr.Code != session.LockNotAvailable {
-		return nil
-	}
-	return session.Errorf(session.Unreachable,
-		"is somebody altering or copying them? SELECT pid, mode FROM pg_locks WHERE granted AND relation::regclass::text LIKE 'pglead.%' says who",
-		"%w: %s", ErrLocked, session.ServerSays(pgErr))
-}
+var ErrLocked = errors.New("its tables are locked by another session")
 
 // DoneError says that a tick has already had its success.
 type DoneError struct {

@@ -62,7 +62,7 @@ func (b *bid) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
 
 // ledgerError turns an error of the ledger into one of this package. A waiting run survives an
 // error that passes by itself.
-func ledgerError(err error) error {
+func (b *bid) ledgerError(err error) error {
 	if errors.Is(err, session.ErrSilent) { // the ledger waits for a lock for up to 3 s, longer than a short lease
 		return fmt.Errorf("%w while the ledger is to note the start (has another session locked its tables?)", err)
 	}
@@ -70,23 +70,22 @@ func ledgerError(err error) error {
 	if pgErr == nil {
 		return err
 	}
-	if locked := ledger.Locked(err); locked != nil {
-		return &LedgerError{err: locked}
-	}
-	says := session.ServerSays(pgErr)
+	rejected := b.rejectedByLedger(err)
 	switch pgErr.Code {
 	case session.SerializationFailure, session.DeadlockDetected, session.ReadOnlySQLTransaction: // others are in the way, or the server is read-only
-		return &LedgerError{Says: says, err: session.Errorf(session.Unreachable, "", "the ledger: %s", says)}
+		rejected = session.Errorf(session.Unreachable, "", "%s", rejected.Error())
 	}
-	return &LedgerError{Says: says, err: ledger.Rejected(err, "the ledger")}
+	return &LedgerError{rejected}
+}
+
+// rejectedByLedger turns an error of the server into one that names the ledger.
+func (b *bid) rejectedByLedger(err error) error {
+	return ledger.Rejected(err, session.Target(b.cfg.Session.Database))
 }
 
 // LedgerError says that the ledger can't be written. The session itself is fine:
 // acquireOnce gives the locks back on it, and a run that waits begins again.
-type LedgerError struct {
-	Says string // what the server says, or nothing if the error explains itself
-	err  error
-}
+type LedgerError struct{ err error }
 
 func (e *LedgerError) Error() string { return e.err.Error() }
 func (e *LedgerError) Unwrap() error { return e.err }

@@ -171,7 +171,7 @@ var errNoRun = errors.New("the ledger has no such run of this role under way")
 // release. The locks are free by now. A start that comes before the record waits for it.
 func (h *Held) recordAgain(ctx context.Context, err error) {
 	if !session.HasCode(err, session.QueryCanceled) {
-		h.warnUnrecorded(ledger.Rejected(err, "the ledger"))
+		h.warnUnrecorded(h.rejectedByLedger(err))
 		return
 	}
 	ctx, cancel := lateAfter(ctx)

@@ -41,7 +41,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 			return w.giveUpLedger()
 		}
 		if err != nil {
-			return ledgerError(err)
+			return w.ledgerError(err)
 		}
 		var paused *ledger.PausedError
 		if paused, left, err = ledger.ParsePaused(rows); paused == nil || err != nil {

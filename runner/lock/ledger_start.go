@@ -42,7 +42,7 @@ func (b *bid) startInLedger(ctx context.Context) error {
 			return start.withoutLedger(ctx)
 		}
 		if err != nil {
-			return ledgerError(err)
+			return b.ledgerError(err)
 		}
 		switch answer.Kind {
 		case ledger.Started:

@@ -190,7 +190,7 @@ func (r *report) recordEnds(ctx context.Context, s *session.Session) (tidy []str
 	err = retryCanceled(ctx, s, queries...)
 	switch {
 	case r.owing != nil && session.AnsweredError(err) != nil:
-		r.owing.warnUnrecorded(ledger.Rejected(err, "the ledger"))
+		r.owing.warnUnrecorded(r.owing.rejectedByLedger(err))
 	case err != nil:
 		return tidy, r.bids[0].cfg.Claim.rejected(err)
 	}

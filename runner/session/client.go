@@ -107,7 +107,7 @@ func (c *Client) MayWrite() { c.writes = true }
 func (c *Client) Query(ctx context.Context, queries ...string) (Rows, error) {
 	limit := max(answerTimeout, c.cfg.ConnectTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, Errorf(Unreachable, "the server hangs, or something on the way to it; a longer --connect-timeout waits longer",
-		"ask %s: no answer within %v", Target(c.cfg.Database), limit))
+		"ask %s: no answer within %v", c.Target(), limit))
 	defer cancel()
 	allow(c.pg, mostAnswer)
 	before, settings := []string{readCommitted}, [][2]string{{"datestyle", "ISO"}}
@@ -147,8 +147,11 @@ func explain(ctx context.Context, err error) error {
 
 // Ended is the error of a connection that has ended for this reason. It names the database.
 func (c *Client) Ended(reason error) error {
-	return fmt.Errorf("the connection to %s ended: %w", visible.Text(Target(c.cfg.Database)), reason)
+	return fmt.Errorf("the connection to %s ended: %w", visible.Text(c.Target()), reason)
 }
+
+// Target names the server and the database.
+func (c *Client) Target() string { return Target(c.cfg.Database) }
 
 // stayOpenSQL is an SQL expression by which the connection stays open between two queries, whatever
 // the role's idle_session_timeout is. A pooler's connection keeps its own setting, and so does one
