@@ -134,7 +134,7 @@ func exit(u *ui, err error) int {
 		u.say(slog.LevelWarn, err.Error(), hint, "event", "paused", "code", code)
 		return code
 	}
-	u.say(slog.LevelError, u.inVain(err), hint, "event", "failed", "code", code)
+	u.say(slog.LevelError, u.endText(err), hint, "event", "failed", "code", code)
 	return code
 }
 

@@ -162,8 +162,8 @@ func (p pastRuns) running(r ledger.Entry) string {
 	return fmt.Sprintf("%s (token %d)", text, r.Token)
 }
 
-// ofLate says how far back the runs go.
-func (p pastRuns) ofLate() string {
+// sinceText says how far back the runs go.
+func (p pastRuns) sinceText() string {
 	if p.since.value == 0 {
 		return ""
 	}
@@ -173,7 +173,7 @@ func (p pastRuns) ofLate() string {
 // writeHistory writes for people.
 func writeHistory(w io.Writer, p pastRuns) error {
 	if len(p.history.Runs) == 0 {
-		_, err := fmt.Fprintf(w, "no runs of %s are remembered in %s%s\n", printable(p.key), visible.Text(p.target), p.ofLate())
+		_, err := fmt.Fprintf(w, "no runs of %s are remembered in %s%s\n", printable(p.key), visible.Text(p.target), p.sinceText())
 		return err
 	}
 	rows := [][]string{{"STARTED", "HOST", "TOOK  ", "RESULT", ""}} // TOOK is as wide as its longest value

@@ -87,7 +87,7 @@ func (f *historyFlags) list(cmd *cobra.Command, patterns []string) error {
 		if len(patterns) > 0 {
 			p.none += " of these keys"
 		}
-		p.none += " are remembered in " + visible.Text(f.target()) + pastRuns{since: f.since}.ofLate()
+		p.none += " are remembered in " + visible.Text(f.target()) + pastRuns{since: f.since}.sinceText()
 		p.keys = slices.DeleteFunc(pastKeysOf(facts), func(r *pastKey) bool {
 			return f.since.value > 0 && facts.Now.Sub(r.newest.Started) > f.since.value
 		})

@@ -104,9 +104,9 @@ func (u *ui) setAway(reason, still string) {
 	u.awayReason, u.awayStill = reason, still
 }
 
-// inVain says why a run has ended and, if something was in the way until then, that it gave up. It
+// endText says why a run has ended and, if something was in the way until then, that it gave up. It
 // does not repeat a reason from the previous line.
-func (u *ui) inVain(err error) string {
+func (u *ui) endText(err error) string {
 	text, reason := err.Error(), err.Error()
 	if e, ok := errors.AsType[*explainedError](err); ok {
 		reason = e.error.Error()

@@ -24,39 +24,39 @@ type outage struct {
 	said    []string  // the reasons in the log so far
 	reminds int
 	spoken  bool // the log has had a line since the database last answered
-	is      obstacle
+	words   outageWords
 }
 
-// obstacle has the words for what is in the way.
-type obstacle struct {
-	is, still, been string // at the beginning, in a later line, and while it lasts
-	over            string // says that it is over; empty if the database has answered all along
+// outageWords say what is in the way.
+type outageWords struct {
+	now, still, been string // at the beginning, in a later line, and while it lasts
+	over             string // says that it is over; empty if the database has answered all along
 }
 
-// obstacleOf says what is in the way: a database that is away, is full, rejects this role
+// wordsFor says what is in the way: a database that is away, is full, rejects this role
 // or is no primary, or its ledger, its standbys or this host.
-func obstacleOf(err error) obstacle {
+func wordsFor(err error) outageWords {
 	e, known := errors.AsType[*session.Error](err)
 	switch {
 	case errors.As(err, new(*lock.LedgerError)), errors.As(err, new(*ledger.FencedError)), errors.Is(err, session.ErrUnconfirmed),
 		known && e.Kind == session.NoStandbys,
 		session.AnsweredError(err) != nil, // of a statement: an error of the login wraps none
 		!known && !session.Passing(err):   // as where no guard can be started
-		return obstacle{"the command can't start yet", "the command still can't start", "the command could not start", ""}
+		return outageWords{"the command can't start yet", "the command still can't start", "the command could not start", ""}
 	case known && e.Kind == session.Denied:
-		return obstacle{
+		return outageWords{
 			"the database refuses the login", "the database still refuses the login",
 			"the database has refused the login", "the database accepts the login",
 		}
 	case known && e.Kind == session.Standby:
-		return obstacle{"no primary answers", "still no primary answers", "no primary has answered", "a primary answers"}
+		return outageWords{"no primary answers", "still no primary answers", "no primary has answered", "a primary answers"}
 	case known && e.Full:
-		return obstacle{
+		return outageWords{
 			"no connection to the database is free", "still no connection to the database is free",
 			"no connection to the database has been free", "a connection to the database is free",
 		}
 	}
-	return obstacle{"the database is away", "the database is still away", "the database has been away", "the database is back"}
+	return outageWords{"the database is away", "the database is still away", "the database has been away", "the database is back"}
 }
 
 const (
@@ -82,8 +82,8 @@ func (o *outage) away(err error) {
 		o.since = now
 	}
 	o.back = time.Time{}
-	before := o.is
-	o.is = obstacleOf(err)
+	before := o.words
+	o.words = wordsFor(err)
 	if answered && errors.As(err, new(*session.LostError)) {
 		o.spoken = false
 		return
@@ -94,13 +94,13 @@ func (o *outage) away(err error) {
 	var text string
 	switch {
 	case due && now.After(o.since):
-		text = o.is.been + " for " + brief(now.Sub(o.since)) + ": " + reason
+		text = o.words.been + " for " + brief(now.Sub(o.since)) + ": " + reason
 	case !due && (known || len(o.said) >= mostReasons):
 		return
-	case due, len(o.said) == 0, o.is != before:
-		text = o.is.is + ": " + reason
+	case due, len(o.said) == 0, o.words != before:
+		text = o.words.now + ": " + reason
 	default:
-		text = o.is.still + ": " + reason
+		text = o.words.still + ": " + reason
 	}
 	for o.due() <= lasts {
 		o.reminds++
@@ -114,7 +114,7 @@ func (o *outage) away(err error) {
 	}
 	o.spoken = true
 	o.u.say(slog.LevelWarn, text, hint, "event", "away", "reason", reason)
-	o.u.setAway(reason, o.is.still)
+	o.u.setAway(reason, o.words.still)
 }
 
 // due is how long an outage lasts before the log's next line about it.
@@ -130,7 +130,7 @@ func (o *outage) due() time.Duration {
 func (o *outage) state() (been string, since time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.is.been, o.since
+	return o.words.been, o.since
 }
 
 // answers is called when nothing is in the way any more.
@@ -143,9 +143,9 @@ func (o *outage) answers() {
 	o.back = time.Now()
 	if o.spoken {
 		o.spoken = false
-		if o.is.over != "" {
+		if o.words.over != "" {
 			o.u.setAway("", "")
-			o.u.log.Warn(o.is.over+" after "+brief(o.back.Sub(o.since)), "event", "back")
+			o.u.log.Warn(o.words.over+" after "+brief(o.back.Sub(o.since)), "event", "back")
 		}
 	}
 }

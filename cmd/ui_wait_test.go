@@ -237,7 +237,7 @@ func TestGivenUpIsSaidOnce(t *testing.T) {
 	o := &outage{u: u}
 	said := func(err error, want string) {
 		t.Helper()
-		if got := u.inVain(err); got != want {
+		if got := u.endText(err); got != want {
 			t.Errorf("it says %q, want %q", got, want)
 		}
 	}

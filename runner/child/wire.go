@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/pglead/pglead/runner/boottime"
 )
@@ -110,21 +109,21 @@ func number(body []byte) int64 {
 	return int64(binary.BigEndian.Uint64(body))
 }
 
-// startNumbers are the fields of a Spec that have a fixed size.
-type startNumbers struct {
-	Deadline                                                      boottime.Instant
-	LostGrace, MostGrace, SocketLinger                            time.Duration
-	WaitForLeftovers, ReleaseEndsSession, SharesSocket, KeepGuard bool
+// fixed are pointers to the fields of a message to start that have a fixed size.
+func (spec *Spec) fixed() []any {
+	return []any{
+		&spec.Deadline, &spec.LostGrace, &spec.MostGrace, &spec.SocketLinger,
+		&spec.WaitForLeftovers, &spec.ReleaseEndsSession, &spec.SharesSocket, &spec.KeepGuard,
+	}
 }
 
 // encode is the request as a message. It has the command's argv and environment, since ps shows the
 // guard's own arguments, and the guard's own environment is for its Go runtime. GuardPatience does
 // not go over the wire: only pglead needs it.
-func (spec *Spec) encode() []byte {
-	b, _ := binary.Append(nil, binary.BigEndian, startNumbers{
-		spec.Deadline, spec.LostGrace, spec.MostGrace, spec.SocketLinger,
-		spec.WaitForLeftovers, spec.ReleaseEndsSession, spec.SharesSocket, spec.KeepGuard,
-	})
+func (spec *Spec) encode() (b []byte) {
+	for _, field := range spec.fixed() {
+		b, _ = binary.Append(b, binary.BigEndian, field)
+	}
 	for _, list := range [][]string{{spec.Path, string(spec.Release)}, spec.Args, spec.Env} {
 		b = binary.AppendUvarint(b, uint64(len(list)))
 		for _, s := range list {
@@ -138,12 +137,13 @@ func (spec *Spec) encode() []byte {
 var errMalformed = errors.New("malformed message")
 
 func (spec *Spec) decode(b []byte) error {
-	var n startNumbers
-	used, err := binary.Decode(b, binary.BigEndian, &n)
-	if err != nil {
-		return errMalformed
+	for _, field := range spec.fixed() {
+		used, err := binary.Decode(b, binary.BigEndian, field)
+		if err != nil {
+			return errMalformed
+		}
+		b = b[used:]
 	}
-	b = b[used:]
 	var single []string
 	for _, list := range []*[]string{&single, &spec.Args, &spec.Env} {
 		count, used := binary.Uvarint(b)
@@ -164,8 +164,6 @@ func (spec *Spec) decode(b []byte) error {
 	if len(single) != 2 || len(b) != 0 {
 		return errMalformed
 	}
-	spec.Deadline, spec.LostGrace, spec.MostGrace, spec.SocketLinger = n.Deadline, n.LostGrace, n.MostGrace, n.SocketLinger
-	spec.WaitForLeftovers, spec.ReleaseEndsSession, spec.SharesSocket, spec.KeepGuard = n.WaitForLeftovers, n.ReleaseEndsSession, n.SharesSocket, n.KeepGuard
 	spec.Path, spec.Release = single[0], []byte(single[1])
 	return nil
 }
