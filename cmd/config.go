@@ -79,7 +79,7 @@ func (o *options) config(cmd *cobra.Command, claim lock.Claim, keys, args []stri
 			Description:   about,
 			Wait:          o.wait.value,
 			LostGrace:     o.lostGrace.value,
-			LockDelay:     o.delay(cmd.Flags(), o.lostGrace.value),
+			LockDelay:     o.delay(cmd.Flags()),
 			PrivateServer: db.private,
 			Ledger:        o.ledgerUse(),
 			Log:           o.u.log,
@@ -169,9 +169,9 @@ func (o *options) description(command string) describe.Description {
 }
 
 // delay is the lock-delay. Unless the flag is given, it is as long as an old holder may live on.
-func (o *options) delay(flags *pflag.FlagSet, lostGrace time.Duration) time.Duration {
+func (o *options) delay(flags *pflag.FlagSet) time.Duration {
 	if flags.Changed("lock-delay") {
 		return o.lockDelay.value
 	}
-	return leasetime.DeadAfter(o.lease.value, lostGrace)
+	return leasetime.DeadAfter(o.lease.value, o.lostGrace.value)
 }

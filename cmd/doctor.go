@@ -82,7 +82,7 @@ func (f *doctorFlags) diagnose(ctx context.Context, cmd *cobra.Command) (*diagno
 		return nil, err
 	}
 	found, err := doctor.Examine(ctx, doctor.Config{
-		Session: connection, Description: f.description("pglead"), LockDelay: f.delay(cmd.Flags(), 0), Idle: f.idle,
+		Session: connection, Description: f.description("pglead"), LockDelay: f.delay(cmd.Flags()), Idle: f.idle,
 	})
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)

@@ -31,8 +31,9 @@ so that another node can lead; --restart says whether this one stands again.
 SIGTERM steps down: the command is stopped, and the lock is released.
 
 The exit status is that of the last command, or 124 after --timeout; 76 if the
-lock was lost, and a signal ended pglead after that; 64 for a mistake in the
-flags; 69, 77 or 78 if the database can't be used at the start.`,
+lock was lost, and a signal ended pglead before it stood again; 64 for a mistake
+in the flags; 69, 77 or 78 if the database can't be used at the start. If a
+signal comes while no command runs, pglead dies of it.`,
 		Example:               `  pglead lead --key scheduler --lost-grace 2s -- ./scheduler`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -1,7 +1,7 @@
 // Package cmd is pglead's command line. Each command is in the file of its name (resume is in
 // pause.go).
 //
-//	options                        the flags that several commands have, and mistakes in these
+//	options                        the flags of run, and those that several commands have; mistakes
 //	config                         what they mean for a run, and the ledger's note of a command
 //	                               that can't be executed
 //	database                       the database that they name, and what the command is told of it

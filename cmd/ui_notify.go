@@ -129,14 +129,14 @@ func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 		}
 	}
 	o.Alive = n.alive
-	cfg.CommandObserver = runner.CommandObserver{
-		NextTry: func(until time.Time) { n.status("tries next at " + at(until)) },
-		Started: func() {
-			s.end()
-			n.status(work + " since " + at(time.Now()))
-		},
-		Interrupted: func() { go n.send("STOPPING=1\nSTATUS=ending the command") }, // the command's end must not wait for systemd
+	command := &cfg.CommandObserver
+	started := command.Started
+	command.Started = func() {
+		started()
+		n.status(work + " since " + at(time.Now()))
 	}
+	command.NextTry = func(until time.Time) { n.status("tries next at " + at(until)) }
+	command.Interrupted = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // the command's end must not wait for systemd
 }
 
 func (n *notifier) send(message string) {

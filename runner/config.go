@@ -46,9 +46,20 @@ type CommandObserver struct {
 	Interrupted func()
 }
 
-// sayNextTry calls NextTry, if there is one.
+func (o CommandObserver) sayStarted() {
+	if o.Started != nil {
+		o.Started()
+	}
+}
+
 func (o CommandObserver) sayNextTry(at time.Time) {
 	if o.NextTry != nil {
 		o.NextTry(at)
+	}
+}
+
+func (o CommandObserver) sayInterrupted() {
+	if o.Interrupted != nil {
+		o.Interrupted()
 	}
 }

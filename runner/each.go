@@ -58,8 +58,9 @@ type Tally struct {
 	// Hindered counts items that were skipped because of an obstacle that may pass, such as a
 	// ledger whose disk is full.
 	Hindered int
-	// Done counts items that were skipped as done: they were run after this process began, here or
-	// elsewhere, a worker here is at the same item, or --once-per found a success.
+	// Done counts items that were skipped as done: they were run here since this process began, or
+	// elsewhere since its session did, a worker here is at the same item, or --once-per found a
+	// success.
 	Done int
 }
 
@@ -72,13 +73,14 @@ func (t Tally) Skipped() int { return t.Done + t.ComeBack() }
 // Each works on every item that nobody else works on: it takes the item's lock and runs
 // the item's command. It skips an item that is held elsewhere, or that another worker on
 // the list has run since this session began. With --wait it comes back to items that
-// were held, and to items that failed elsewhere, until none is left or the time is up.
+// were held, paused or hindered, and to those that failed elsewhere, until none is left or the time
+// is up.
 //
 // One session holds the locks of all commands. With transactions each worker has its
 // own session. When a session is lost, Each kills its commands and returns.
 func Each(cfg EachConfig) (Tally, error) {
 	cfg.Hooks = Hooks{}
-	p, err := begin(cfg.Config)
+	p, err := newProcess(cfg.Stdin)
 	if err != nil {
 		return Tally{}, err
 	}
@@ -89,10 +91,10 @@ func Each(cfg EachConfig) (Tally, error) {
 func (p *process) workOn(cfg EachConfig) (tally Tally, err error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	asked, stopReport := context.WithCancel(context.Background())
-	defer stopReport()
+	hurried, hurry := context.WithCancel(context.Background())
+	defer hurry()
 	e := &each{
-		process: p, cfg: cfg, cancel: cancel, stopReport: stopReport, warned: map[[2]string]bool{},
+		process: p, cfg: cfg, cancel: cancel, hurry: hurry, warned: map[[2]string]bool{},
 		active: activeItems{byLock: map[lockkey.ID]*activeItem{}},
 	}
 	stopped := make(chan struct{})
@@ -109,12 +111,12 @@ func (p *process) workOn(cfg EachConfig) (tally Tally, err error) {
 	for _, h := range e.lostLocks {
 		h.Session.Close() // otherwise the session would keep the locks while their loss is reported
 	}
-	if asked.Err() != nil { // a signal came before the report: see run.untilSignal
+	if hurried.Err() != nil { // a signal came before the report: see run.untilSignal
 		var stop context.CancelFunc
-		asked, stop = context.WithTimeoutCause(context.Background(), lock.PatienceAtEnd, lock.ErrNoAnswer)
+		hurried, stop = context.WithTimeoutCause(context.Background(), lock.PatienceAtEnd, lock.ErrNoAnswer)
 		defer stop()
 	}
-	lock.ReportKilled(asked, e.lostLocks...)
+	lock.ReportLost(hurried, e.lostLocks...)
 	err = e.reason(ctx)
 	if loss := (*LockLostError)(nil); errors.As(err, &loss) {
 		// It is about all commands; logEnd has said what was done to each.
@@ -125,11 +127,11 @@ func (p *process) workOn(cfg EachConfig) (tally Tally, err error) {
 
 // each is the work on one list.
 type each struct {
-	process    *process
-	cfg        EachConfig
-	cancel     context.CancelCauseFunc
-	stopReport context.CancelFunc // of losses: called when a signal asks this process to end
-	returning  bool               // this is a later pass, over items that were skipped before
+	process   *process
+	cfg       EachConfig
+	cancel    context.CancelCauseFunc
+	hurry     context.CancelFunc // ends the report of losses: called when a signal asks this process to end
+	returning bool               // this is a later pass, over items that were skipped before
 
 	active activeItems
 	ends   itemEnds

@@ -106,7 +106,7 @@ func (e *each) passOnSignals(stopped <-chan struct{}) {
 		case sig := <-e.process.caught:
 			if endsPglead(sig.(unix.Signal)) {
 				e.cancel(&InterruptedError{Signal: sig.(unix.Signal), OfList: true})
-				e.stopReport()
+				e.hurry()
 			}
 			e.active.signal(sig)
 		case <-stopped:

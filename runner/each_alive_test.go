@@ -195,7 +195,7 @@ func TestEachEndsWhileItReports(t *testing.T) {
 	if err := server.Stop(syscall.SIGQUIT); err != nil {
 		t.Fatal(err)
 	}
-	<-reports // ReportKilled has begun
+	<-reports // ReportLost has begun
 	<-reports // and its first attempt has failed
 	signals <- unix.SIGTERM
 	select {

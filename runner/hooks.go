@@ -40,7 +40,7 @@ func (h Hooks) of(event hookEvent) (command string) {
 const hookMost = 10 * time.Second
 
 // wholeHookMost is how long this process waits for a hook and for the end of what it leaves
-// running. If these can't be killed by then, this process goes on without them.
+// running. If the hook or its leftovers can't be killed by then, this process goes on without them.
 const wholeHookMost = 2 * hookMost
 
 // awaitHooks waits for the hooks at this process's end, and says how long that may take.

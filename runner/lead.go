@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pace"
 )
 
 // Restart says after which ends of the command its node stands for election again.
@@ -30,6 +29,7 @@ type LeadConfig struct {
 // Between two starts of the command there is a pause without the lock, so that a node on
 // which the command can run gets its chance. The pause doubles each time. After a command
 // that has run for restartSettled, which counts as a good start, it begins anew.
+// After the loss of the lock there is none: somebody else leads by now, or nobody can.
 const (
 	restartFirst   = time.Second
 	restartMost    = time.Minute
@@ -42,55 +42,65 @@ const (
 // error. After that it stands again after any error, also after the loss of the lock, with one
 // exception: with RestartNever it returns a child.GuardError with MayHaveRun.
 func Lead(cfg LeadConfig) (Outcome, error) {
-	p, err := begin(cfg.Config)
+	p, err := newProcess(cfg.Stdin)
 	if err != nil {
 		return Outcome{}, err
 	}
 	defer p.awaitHooks(cfg.Lock.Observer)
 	cfg.Lock.Wait, cfg.Lock.Endures = lock.Forever, true
-	p.lossLevel = lock.LevelNotice // the next line is logged only after the waiters are told, which may take a while
 	candidate := lock.NewCandidate(cfg.Lock)
-	if err := p.sleep(cfg.Config, pace.Between(0, cfg.Splay)); err != nil {
+	if err := p.splay(cfg.Config); err != nil {
 		return Outcome{}, err
 	}
-	for pause := restartFirst; ; {
+	for pause := time.Duration(0); ; {
 		outcome, err := p.runOnce(cfg.Config, candidate)
-		switch {
-		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !candidate.Reached():
+		if cfg.ends(outcome, err) || err != nil && !candidate.Reached() {
 			return outcome, err
-		case errors.As(err, new(*LockLostError)):
-			// Somebody else leads by now, or nobody can: no reason to pause.
-			cfg.Lock.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
-			cfg.CommandObserver.sayNextTry(time.Now())
-			pause = restartFirst
-			continue
-		case err != nil && cfg.Restart == RestartNever && mayHaveRun(err):
-			return outcome, err
-		case err != nil:
-			cfg.Lock.Log.Warn(fmt.Sprintf("%v; standing for election again in %v", err, pause), "event", "standing")
-		case cfg.ends(outcome):
-			return outcome, nil
-		default:
-			if outcome.Ran >= restartSettled {
-				pause = restartFirst
-			}
-			cfg.Lock.Log.Warn(fmt.Sprintf("the command ended after %v (%s); standing for election again in %v",
-				outcome.Ran.Round(time.Millisecond), describeStatus(outcome.Status), pause), "event", "restarting")
 		}
+		pause = pauseAfter(outcome, err, pause)
+		cfg.warnOfRestart(outcome, err, pause)
 		if err := p.sleep(cfg.Config, pause); err != nil {
 			return Outcome{}, err
 		}
-		pause = min(2*pause, restartMost)
 	}
 }
 
-// ends says whether the candidacy ends with the command.
-func (cfg LeadConfig) ends(o Outcome) bool {
-	switch cfg.Restart {
-	case RestartNever:
+// ends says whether the candidacy ends with a run that has ended like this.
+func (cfg LeadConfig) ends(o Outcome, err error) bool {
+	switch {
+	case errors.As(err, new(*InterruptedError)), o.Asked.Has(BySignal):
 		return true
-	case RestartOnFailure:
+	case err != nil:
+		return cfg.Restart == RestartNever && mayHaveRun(err)
+	case cfg.Restart == RestartOnFailure:
 		return !o.failed()
 	}
-	return false
+	return cfg.Restart == RestartNever
+}
+
+// pauseAfter is how long to pause after a run that has ended like this. The pause before that run
+// was last, or 0.
+func pauseAfter(o Outcome, err error, last time.Duration) time.Duration {
+	switch {
+	case errors.As(err, new(*LockLostError)):
+		return 0
+	case o.Ran >= restartSettled:
+		return restartFirst
+	}
+	return min(max(2*last, restartFirst), restartMost)
+}
+
+// warnOfRestart says how a run has ended, and when the next candidacy begins.
+func (cfg LeadConfig) warnOfRestart(o Outcome, err error, pause time.Duration) {
+	event, text := "standing", ""
+	if err != nil {
+		text = err.Error()
+	} else {
+		event, text = "restarting", fmt.Sprintf("the command ended after %v (%s)", o.Ran.Round(time.Millisecond), describeStatus(o.Status))
+	}
+	text += "; standing for election again"
+	if pause > 0 {
+		text += " in " + pause.String()
+	}
+	cfg.Lock.Log.Warn(text, "event", event)
 }

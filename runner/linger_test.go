@@ -68,7 +68,7 @@ func TestLinger(t *testing.T) {
 				s := newScene()
 				s.run.cfg.MinHold, s.playedLock.askerLate, s.playedLock.noteLate = test.minHold, test.askerLate, test.noteLate
 				var alive time.Duration
-				s.run.cfg.Lock.Observer.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
+				s.run.cfg.Lock.Observer.Alive = func(within time.Duration) { alive = time.Since(s.started) + within }
 				var over time.Duration
 				s.play(test.incidents, func() {
 					time.Sleep(4 * sec)
@@ -78,7 +78,7 @@ func TestLinger(t *testing.T) {
 					if s.held.Err() != nil {
 						s.logLateLoss()
 					}
-					over = time.Since(s.began)
+					over = time.Since(s.started)
 				})
 				s.check(t, test.want)
 				lingers := strings.Contains(test.want, lingering)

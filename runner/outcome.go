@@ -14,7 +14,7 @@ import (
 
 // Outcome is the end of a command that ran.
 //
-// A run ends in one of these ways. The third column is what the ledger notes (endOf, endUnstarted),
+// A run that got its lock ends in one of these ways. The third column is what the ledger notes (endOf, endUnstarted),
 // the last one the exit status (package cmd, exit.go).
 //
 //	the command                outcome, error                    noted               exit status
@@ -33,8 +33,8 @@ import (
 //	or can't be started        host's error
 type Outcome struct {
 	Status unix.WaitStatus
-	Ran    time.Duration
-	Asked  Asked // what has asked the command, or this run before or after it, to end
+	Ran    time.Duration // 0 if the lock was lost, or the command was not started
+	Asked  Asked         // what has asked the command, or this run before or after it, to end
 }
 
 // failed says whether a command failed. A command that was asked to end counts as failed, whatever

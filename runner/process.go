@@ -3,7 +3,6 @@ package runner
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"sync/atomic"
 	"syscall"
@@ -21,12 +20,11 @@ type process struct {
 	catching  <-chan struct{}  // is closed once signals are caught
 	hooksLeft atomic.Int32     // how many hooks run, or wait for their turn
 	lastHook  chan struct{}    // is closed when the last of them is done; nil if there was none
-	lossLevel slog.Level       // at which the loss of a lock is logged
 }
 
-// begin prepares this process for commands and signals.
-func begin(cfg Config) (*process, error) {
-	parent, err := child.NewParent(cfg.Stdin)
+// newProcess prepares this process for signals, and for commands whose standard input is stdin.
+func newProcess(stdin *os.File) (*process, error) {
+	parent, err := child.NewParent(stdin)
 	if err != nil {
 		return nil, err
 	}
@@ -45,14 +43,20 @@ func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
 	return p.parent.StartGuard(socket)
 }
 
+// splay is the random wait before the first try.
+func (p *process) splay(cfg Config) error {
+	if cfg.Splay == 0 {
+		return nil
+	}
+	return p.sleep(cfg, pace.Between(0, cfg.Splay))
+}
+
 // sleep pauses without a lock, unless a signal asks this process to end.
 func (p *process) sleep(cfg Config, d time.Duration) error {
 	cfg.Lock.SayTrying(d)
 	ctx, taker := interruptible(p.caught)
-	if d > 0 {
-		cfg.CommandObserver.sayNextTry(time.Now().Add(d))
-		pace.Sleep(ctx, d)
-	}
+	cfg.CommandObserver.sayNextTry(time.Now().Add(d))
+	pace.Sleep(ctx, d)
 	taker.handOver() // first, since a last signal may still end ctx
 	return context.Cause(ctx)
 }

@@ -13,7 +13,7 @@ import (
 // the lock was lost, and when:
 //
 //	never                    release frees it: the next in line starts at once
-//	while the command ran    ReportKilled tells those who wait that the command is dead
+//	while the command ran    ReportLost tells those who wait that the command is dead
 //	after the command's end  the same, and the ledger has the run's own end
 //	or before its start
 //	by the release itself    the same, from afterRelease
@@ -21,7 +21,7 @@ func (r *run) finish(err error) {
 	switch {
 	case errors.As(err, new(*LockLostError)): // while the command ran
 		r.held.Close() // otherwise the session would keep the lock meanwhile
-		r.untilSignal(func(ctx context.Context) { lock.ReportKilled(ctx, r.held) })
+		r.untilSignal(func(ctx context.Context) { lock.ReportLost(ctx, r.held) })
 	case r.held.Err() != nil:
 		if r.supervision != nil { // otherwise the error is that the command was not started
 			r.supervision.logLateLoss()
@@ -43,15 +43,14 @@ func (r *run) finish(err error) {
 // nothing, since the session goes on.
 func (r *run) release() {
 	ctx, taker := interruptible(r.signals)
-	asked, ask := context.WithCancelCause(context.Background())
-	defer ask(nil)
-	late := func() { ask(lock.ErrNoAnswer) }
+	hurried, hurry := context.WithCancelCause(context.Background())
+	defer hurry(nil)
 	if r.asked.Has(BySignal) {
-		late()
+		hurry(lock.ErrNoAnswer)
 	}
-	context.AfterFunc(ctx, late)
-	r.held.Call(asked)
-	err := r.held.Release(asked)
+	context.AfterFunc(ctx, func() { hurry(lock.ErrNoAnswer) })
+	r.held.Call(hurried)
+	err := r.held.Release(hurried)
 	r.stopTaking(ctx, taker)
 	r.afterRelease(err)
 }

@@ -17,7 +17,6 @@ import (
 
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -25,12 +24,12 @@ import (
 // the lock is released. It starts the command only while its session holds the lock. Errors are
 // those of Candidate.Acquire and of starting the guard, and those in the table of Outcome.
 func Run(cfg Config) (Outcome, error) {
-	p, err := begin(cfg)
+	p, err := newProcess(cfg.Stdin)
 	if err != nil {
 		return Outcome{}, err
 	}
 	defer p.awaitHooks(cfg.Lock.Observer)
-	if err := p.sleep(cfg, pace.Between(0, cfg.Splay)); err != nil {
+	if err := p.splay(cfg); err != nil {
 		return Outcome{}, err
 	}
 	return p.runOnce(cfg, lock.NewCandidate(cfg.Lock))
@@ -123,7 +122,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		r.guard.Close()
 		return nil, err
 	}
-	began, restoreTerminal := time.Now(), child.SaveTerminal()
+	restoreTerminal := child.SaveTerminal()
 	spec := r.commandSpec()
 	c, err := r.guard.StartCommand(ctx, spec)
 	if errors.Is(err, child.ErrNotStarted) {
@@ -139,13 +138,11 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		return nil, err
 	}
 	s := &supervision{
-		run: r, held: r.held, command: c, restoreTerminal: restoreTerminal, began: began, started: time.Now(),
+		run: r, held: r.held, command: c, restoreTerminal: restoreTerminal, started: time.Now(),
 		kept: r.taker.handOver(), onLoss: func(reason error) { r.hook(hookLost, reason) },
 	}
 	r.log.Info("command started", "event", "started", "pid", c.PID())
-	if started := r.cfg.CommandObserver.Started; started != nil {
-		started()
-	}
+	r.cfg.CommandObserver.sayStarted()
 	return s, nil
 }
 

@@ -29,6 +29,7 @@ const index = `
 supervise_scenes    lock and command together: what happens, in virtual time
 supervise_orders    the same, with all that may happen in every order
 linger              --min-hold
+lead                whether a candidate stands again, and when
 hooks               shell commands for alarms
 signals             signals while no command runs
 unstarted           a session that is lost before the command starts, or at the release
@@ -71,7 +72,7 @@ func newScene() *scene {
 	}
 	s.supervision = supervision{
 		run:  &run{process: &process{}, signals: s.sent},
-		held: s.playedLock, command: s.playedCommand, began: time.Now(), started: time.Now(),
+		held: s.playedLock, command: s.playedCommand, started: time.Now(),
 		onLoss:          func(reason error) { s.say("hook: " + reason.Error()) },
 		restoreTerminal: func() { s.restored++ },
 	}
@@ -82,7 +83,7 @@ func newScene() *scene {
 }
 
 // say writes a line of the transcript.
-func (s *scene) say(text string) { fmt.Fprintf(&s.transcript, "%v %s\n", time.Since(s.began), text) }
+func (s *scene) say(text string) { fmt.Fprintf(&s.transcript, "%v %s\n", time.Since(s.started), text) }
 
 // Write is for the log.
 func (s *scene) Write(line []byte) (int, error) {
@@ -101,7 +102,7 @@ func (s *scene) play(incidents []incident, f func()) {
 	var playing sync.WaitGroup
 	playing.Go(func() {
 		for _, i := range incidents {
-			time.Sleep(i.at - time.Since(s.began))
+			time.Sleep(i.at - time.Since(s.started))
 			i.happens(s)
 		}
 	})

@@ -24,13 +24,12 @@ type supervision struct {
 	held    heldLock // the run's
 	command command  // the run's; tests replace this and held by fakes
 
-	began   time.Time // when the guard was told to start the command
 	started time.Time // when the guard had started it
 
 	restoreTerminal func() // to what it was before the command
 
 	kept   []keptSignal       // signals that came while the command was being started
-	onLoss func(reason error) // called once, when the lock is lost
+	onLoss func(reason error) // called at most once: when the lock is lost while the command runs
 
 	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
 	received   []unix.Signal    // signals but TERM and INT that the command has received
@@ -91,7 +90,7 @@ type command interface {
 //	     guardProcess.reportDeath   child/guardprocess.go         reports that all are reaped
 //	     Child.listen               child/child.go                closes Done
 //	     conclude                   supervise.go                  turns that into a LockLostError
-//	     run.finish, ReportKilled   release.go, lock/report.go    tells the waiters, on a new session
+//	     run.finish, ReportLost   release.go, lock/report.go    tells the waiters, on a new session
 //	2/3  (leasetime.DeadAfter)                                    the command is certainly dead; with
 //	                                                              a lost-grace, later
 //	     waiter.endSilent           lock/line_silence.go          the first in line, which has seen
@@ -182,7 +181,7 @@ func (s *supervision) lockLost() {
 
 // logLoss logs the loss of the lock, and calls the hook for that.
 func (s *supervision) logLoss(message string, reason error) {
-	s.run.log.Log(context.Background(), s.run.lossLevel, message, "event", "lost", "reason", reason.Error())
+	s.run.log.Log(context.Background(), lock.LevelNotice, message, "event", "lost", "reason", reason.Error())
 	s.onLoss(reason)
 }
 
@@ -196,9 +195,7 @@ func (s *supervision) signalled(sig unix.Signal) {
 	}
 	s.run.asked |= BySignal
 	s.endSignal = cmp.Or(s.endSignal, sig)
-	if interrupted := s.run.cfg.CommandObserver.Interrupted; interrupted != nil {
-		interrupted()
-	}
+	s.run.cfg.CommandObserver.sayInterrupted()
 	s.startKillAfter(s.run.cfg.KillAfterSignal)
 }
 
@@ -284,7 +281,7 @@ const reasonPatience = time.Second
 
 // conclude turns the end of the tree into an outcome.
 func (s *supervision) conclude() (Outcome, error) {
-	result, ran := s.command.Result(), time.Since(s.began)
+	result, ran := s.command.Result(), time.Since(s.started)
 	if result.Ending != child.Exited || result.Status.Signaled() {
 		s.restoreTerminal()
 	}
@@ -305,7 +302,7 @@ func (s *supervision) conclude() (Outcome, error) {
 	}
 	s.run.log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
 	if loss == nil {
-		return Outcome{Asked: s.run.asked}, child.ErrGuardDied
+		return Outcome{Ran: ran, Asked: s.run.asked}, child.ErrGuardDied
 	}
 	if s.lost != nil { // supervise has not seen the loss
 		s.logLoss("lock lost", cmp.Or(s.held.Err(), loss.Cause))

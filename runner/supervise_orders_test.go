@@ -26,7 +26,7 @@ func steps() []step {
 	return []step{
 		{"loss", loses(errCut), []string{
 			"told of the loss",
-			`level=INFO msg="lock lost, killing the command" event=lost reason="the server does not answer"`,
+			`level=INFO+2 msg="lock lost, killing the command" event=lost reason="the server does not answer"`,
 			"hook: the server does not answer",
 		}, 0},
 		{"signal", sends(unix.SIGTERM), []string{"forward SIGTERM", "observer: interrupted"}, BySignal},

@@ -11,7 +11,6 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
-	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -26,7 +25,7 @@ const (
 	killedAt60 = "\n1m0s level=INFO msg=\"command killed\" event=killed ran=1m0s processes="
 	killLine   = ` level=ERROR msg="the command did not end after SIGTERM; killing it and all that it started" event=killed`
 	leftLine   = ` level=ERROR msg="what the command left running does not end; killing it" event=killed`
-	lossLine   = ` level=INFO msg="lock lost, killing the command" event=lost reason="the server does not answer"`
+	lossLine   = ` level=INFO+2 msg="lock lost, killing the command" event=lost reason="the server does not answer"`
 	lostAt1    = "\n1s told of the loss\n1s" + lossLine + "\n1s hook: the server does not answer"
 )
 
@@ -45,7 +44,7 @@ const (
 // guardFirst is the transcript of a loss that the guard has noticed first.
 func guardFirst(at, text string) string {
 	return fmt.Sprintf(`%[1]s level=INFO msg="command killed" event=killed ran=1m0s processes=1
-%[1]s level=INFO msg="lock lost" event=lost reason="%[2]s"
+%[1]s level=INFO+2 msg="lock lost" event=lost reason="%[2]s"
 %[1]s hook: %[2]s`, at, text)
 }
 
@@ -268,14 +267,6 @@ func TestGuardAndLoss(t *testing.T) {
 				transcript: guardFirst("1m1s", "the server closed the connection"),
 			},
 		},
-		"the guard of lead alone sees it": { // which then goes on, without another word for a while
-			prepare:   func(s *scene) { s.run.lossLevel = lock.LevelNotice },
-			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.SocketClosed, Killed: 1})}},
-			want: expectation{
-				err:        isLost + lost(": the server closed the connection", "was killed"),
-				transcript: strings.Replace(guardFirst("1m1s", "the server closed the connection"), `INFO msg="lock lost"`, `INFO+2 msg="lock lost"`, 1),
-			},
-		},
 		"the guard alone sees that the lease is over": {
 			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.LeaseOver, Killed: 1})}},
 			want: expectation{
@@ -299,7 +290,7 @@ func TestGuardAndLoss(t *testing.T) {
 		"the guard is killed": {
 			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {60 * sec, exits(child.Result{Ending: child.GuardDied, Killed: 3})}},
 			want: expectation{
-				outcome:    Outcome{Asked: BySignal},
+				outcome:    Outcome{Ran: 60 * sec, Asked: BySignal},
 				err:        "*child.GuardError: the guard process died; the command and what it had started were killed",
 				transcript: "1s forward SIGTERM\n1s observer: interrupted" + killedAt60 + "3",
 			},
@@ -378,10 +369,10 @@ func TestSignalAtTheEnd(t *testing.T) {
 func TestSaysInTimeThatItIsAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene()
-		until, calls := s.began, 0
+		until, calls := s.started, 0
 		s.run.cfg.Lock.Observer.Alive = func(within time.Duration) {
 			if time.Now().After(until) {
-				t.Errorf("after %v: %v too late", time.Since(s.began), time.Since(until))
+				t.Errorf("after %v: %v too late", time.Since(s.started), time.Since(until))
 			}
 			until, calls = time.Now().Add(within), calls+1
 		}

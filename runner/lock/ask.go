@@ -93,8 +93,8 @@ func lateBy(ctx context.Context, patience time.Duration) (later context.Context,
 
 // PatienceAtEnd is how long the end of a run still waits for a database that may be silent. Once
 // the run was asked to end, it limits the wait for an answer (lateAfter) and for a listener
-// (Held.Call). It also limits the report of a lost session if a signal came before that, if the
-// command never started, or if no ledger waits for its end.
+// (Held.Call). It also limits the report of a lost session if a signal came before that, and
+// reports for which nobody waits for long (report).
 const PatienceAtEnd = 2 * time.Second
 
 // releasePatience is how long each request of a release is waited for once the run was asked to

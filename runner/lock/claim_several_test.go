@@ -111,7 +111,7 @@ func TestLinesOfSeveral(t *testing.T) {
 		if torn[0] {
 			ended = first
 		}
-		lock.ReportKilled(t.Context(), ended)
+		lock.ReportLost(t.Context(), ended)
 		release(t, next.held(t))
 		t.Log(name)
 	}
@@ -211,7 +211,7 @@ func TestDelayEndsWithLastLock(t *testing.T) {
 		settled <- err
 	}()
 	eventually(t, "it waits for the last lock's command", func() bool { return slices.Contains(log.said(), "delayed") })
-	lock.ReportKilled(t.Context(), h)
+	lock.ReportLost(t.Context(), h)
 	if err := <-settled; err != nil {
 		t.Fatal(err)
 	}

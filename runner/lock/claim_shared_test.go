@@ -45,7 +45,7 @@ func TestReadersAndWriters(t *testing.T) {
 	inLine(t, server, id(3), 1)
 	tear(t, server, writer)
 	holdsAndWaits(t, reader)
-	lock.ReportKilled(t.Context(), writer)
+	lock.ReportLost(t.Context(), writer)
 	release(t, reader.held(t))
 }
 

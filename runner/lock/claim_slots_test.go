@@ -45,7 +45,7 @@ func TestSlots(t *testing.T) {
 	// If a holder ends without a word, that is no clean end.
 	tear(t, server, h)
 	holdsAndWaits(t, behind)
-	lock.ReportKilled(t.Context(), h)
+	lock.ReportLost(t.Context(), h)
 	second := behind.held(t)
 	if second.Slot() != 2 {
 		t.Errorf("slot 2 was torn away, and %d is granted", second.Slot())

@@ -41,23 +41,30 @@
 //	Held.Release         held.go       after the command
 //
 // Each of the other files is one mechanism, and its first comment explains the words that only that
-// one needs:
+// one needs. These keep two commands from running at once:
 //
 //	grant.go, delay.go      for how long a lock has to be held without a command, and the wait
 //	listener.go, look.go    what others announce about the locks is heard, and who has them is seen
 //	announce.go             what becomes of a lock is announced to those who listen, by NOTIFY
 //	token*.go               the token is drawn, by a second session where that of the lock can't
-//	transaction.go          the locks of a transaction, for a pooler
-//	ledger*.go              the ledger is asked whether a run may start, and has its end recorded
-//	report.go               after a loss, a new session announces and records how the command ended
 //	giveback.go             locks are given back under which no command was started
-//	stepdown.go             a holder is asked to step down, and finds out
-//	list*.go                pglead each: one session for many bids, and no line
-//	line*.go                the order of the waiters, for fairness and speed alone
-//	prepare.go, warmup.go   what is done ahead of time, for speed alone
+//	report.go               after a loss, a new session announces and records how the command ended
+//	ask.go, heartbeats.go   what all questions to the server have in common; what heartbeats ask
 //	claim.go, config.go     what the caller says
 //	observer.go             what it is told
-//	ask.go, heartbeats.go   what all questions to the server have in common; what heartbeats ask
+//
+// These are for some runs alone:
+//
+//	transaction.go          the locks of a transaction, for a pooler
+//	ledger*.go              the ledger is asked whether a run may start, and has its end recorded
+//	stepdown.go             a holder is asked to step down, and finds out
+//	list*.go                pglead each: one session for many bids, and no line
+//
+// Without these every run would still be right, but slower or unfair, or many waiters would cost the
+// server more:
+//
+//	line*.go                the order of the waiters, and which of them listens and looks
+//	prepare.go, warmup.go   what is done ahead of time
 //
 // Three packages below know no session. Package advisory has all locks that pglead takes, and their
 // SQL. Package evidence has what a waiter has heard and seen of a lock's holders (a look shows all

@@ -34,7 +34,6 @@ type Held struct {
 	stepDownPending atomic.Bool
 	stepDowns       chan StepDown           // the first request
 	renewed         <-chan boottime.Instant // the item's share of the session's deadlines, in a list
-	tellsList       []string                // the queries by which the release tells the others on the list
 
 	staysUntil time.Time // after the release
 }
@@ -74,7 +73,10 @@ func (h *Held) Renewed() <-chan boottime.Instant {
 // over, or ctx has ended, each request still has releasePatience. In a list ctx does not matter,
 // and a release also waits for other items' requests: the session goes on, so the lock has to be
 // freed.
-func (h *Held) Release(ctx context.Context) error {
+func (h *Held) Release(ctx context.Context) error { return h.release(ctx, nil) }
+
+// release is Release, which also sends these queries with the end. They tell it to others on a list.
+func (h *Held) release(ctx context.Context, tell []string) error {
 	if h.cfg.ofList {
 		ctx = context.WithoutCancel(ctx)
 	} else {
@@ -98,7 +100,7 @@ func (h *Held) Release(ctx context.Context) error {
 		record = h.record.queries(h.record.end, h.endCommit())
 	}
 	stays := h.staysForRole()
-	answers, err := h.askAtEnd(ctx, session.Request{SQL: append(record, h.releaseQueries()...), Last: !h.cfg.ofList && !stays && len(tidy) == 0})
+	answers, err := h.askAtEnd(ctx, session.Request{SQL: append(record, h.releaseQueries(tell)...), Last: !h.cfg.ofList && !stays && len(tidy) == 0})
 	if err != nil && session.AnsweredError(err) == nil {
 		return err // ReportEnded records what is left
 	}
@@ -174,13 +176,13 @@ func (h *Held) Close() {
 
 // releaseQueries are the queries that await arriving waiters, show and announce the end, tell the
 // others on a list, end the call and, as the last one, free the locks.
-func (h *Held) releaseQueries() []string {
+func (h *Held) releaseQueries(tell []string) []string {
 	queries := h.awaitArrivalsQueries()
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
 	if h.showsEnd && !h.cfg.Claim.Shared {
 		queries = append(queries, h.showEndQuery())
 	}
-	return slices.Concat(queries, h.announceEndQueries(), h.tellsList, selectQueries(h.place.leaveSQL()), []string{h.unlockQuery()})
+	return slices.Concat(queries, h.announceEndQueries(), tell, selectQueries(h.place.leaveSQL()), []string{h.unlockQuery()})
 }
 
 func (b *bid) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(b.Locks()) }
@@ -197,7 +199,7 @@ func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	queries, ends := h.record.queries(ledger.End{Outcome: ledger.Killed}, "off"), !h.cfg.ofList
 	switch {
 	case !h.cfg.Session.Transaction:
-		queries = slices.Concat(queries, h.releaseQueries(), h.tidyQueries())
+		queries = slices.Concat(queries, h.releaseQueries(nil), h.tidyQueries())
 	case len(queries) > 0:
 		queries, ends = append(queries, "COMMIT"), false
 	default:

@@ -77,7 +77,7 @@ func TestLostInRelease(t *testing.T) {
 	if err := h.Release(ctx); err == nil {
 		t.Fatal("the lock is released")
 	}
-	lock.ReportKilled(t.Context(), h)
+	lock.ReportLost(t.Context(), h)
 	third.held(t)
 	if said := third.said(); slices.Contains(said, "delayed") {
 		t.Errorf("the third said %v", said)

@@ -61,7 +61,7 @@ func (r *record) isNoted(rows session.Rows) bool {
 }
 
 // SetEnd sets how the command ended, for the ledger. Without a call, the ledger says that the
-// command was stopped or, after ReportKilled, that it was lost.
+// command was stopped or, after ReportLost, that it was lost.
 func (h *Held) SetEnd(end ledger.End) { h.record.end = end }
 
 // RecordEnd records in the ledger how the command ended, for a holder that keeps the lock a while:

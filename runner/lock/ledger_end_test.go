@@ -221,7 +221,7 @@ func TestLedgerWaitsOnce(t *testing.T) {
 		run(t, relative, "SELECT pg_sleep(0.1)")
 	}
 	n := delays()
-	lock.ReportKilled(t.Context(), held)
+	lock.ReportLost(t.Context(), held)
 	release(t, waiter.held(t))
 	if n > 2 { // the first may be the lock-delay, of a waiter that has heard nothing yet
 		t.Errorf("it is delayed %d times", n)
@@ -350,7 +350,7 @@ func TestReportBehindPooler(t *testing.T) {
 	holder := contend(t, inTransaction(ledgered(config(t, dsn, exclusive(7)))))
 	held := holder.held(t)
 	tear(t, server, held)
-	lock.ReportKilled(t.Context(), held)
+	lock.ReportLost(t.Context(), held)
 	if got := rows(t, server); got != "nightly lost f t f" || len(holder.said()) > 0 {
 		t.Errorf("the row: %s; said %q", got, holder.texts)
 	}

@@ -64,7 +64,7 @@ func TestLedgerFirstTry(t *testing.T) {
 	if got := rows(t, server); got != "nightly  t f f" {
 		t.Errorf("the row of a run that is cut off: %s", got)
 	}
-	lock.ReportKilled(t.Context(), held)
+	lock.ReportLost(t.Context(), held)
 	next := late.held(t)
 	if next.Token <= held.Token {
 		t.Errorf("token %d after %d", next.Token, held.Token)
@@ -158,11 +158,11 @@ func TestLedgerLine(t *testing.T) {
 	inLine(t, server, id(7), 1)
 	tear(t, server, held)
 	eventually(t, "the waiter is delayed", func() bool { return slices.Contains(third.said(), "delayed") })
-	lock.ReportKilled(t.Context(), held)
+	lock.ReportLost(t.Context(), held)
 	release(t, third.held(t))
 	unstarted := ended(acquire(t, cfg), ledger.Stopped)
 	tear(t, server, unstarted)
-	lock.ReportKilled(t.Context(), unstarted)
+	lock.ReportLost(t.Context(), unstarted)
 	if got := query(t, server, "SELECT outcome FROM pglead.run ORDER BY token"); !slices.Equal(got, []string{"failed", "lost", "stopped", "stopped"}) {
 		t.Errorf("history: %q", got)
 	}
@@ -221,7 +221,7 @@ func TestLedgerRestart(t *testing.T) {
 	if err := server.StartLogged(); err != nil {
 		t.Fatal(err)
 	}
-	lock.ReportKilled(t.Context(), held)
+	lock.ReportLost(t.Context(), held)
 	release(t, waiter.held(t))
 }
 
@@ -241,7 +241,7 @@ func TestLedgerModes(t *testing.T) {
 			}
 			late := contend(t, cfg)
 			eventually(t, "the newcomer waits", func() bool { return slices.Contains(late.said(), "delayed") })
-			lock.ReportKilled(t.Context(), held)
+			lock.ReportLost(t.Context(), held)
 			release(t, late.held(t))
 		})
 	}
@@ -264,7 +264,7 @@ func TestLedgerTransaction(t *testing.T) {
 	tear(t, server, held)
 	late := contend(t, cfg)
 	eventually(t, "the newcomer waits", func() bool { return slices.Contains(late.said(), "delayed") })
-	lock.ReportKilled(t.Context(), held)
+	lock.ReportLost(t.Context(), held)
 	release(t, late.held(t))
 	if got := query(t, server, "SELECT outcome FROM pglead.run ORDER BY token"); !slices.Equal(got, []string{"ok", "ok", "lost", "stopped"}) {
 		t.Errorf("history: %q", got)

@@ -27,8 +27,7 @@ func (l *List) Exchange(last, next *Attempt) (releaseErr, tryErr error) {
 	case last.held.endFits():
 		ended = last.held
 	default:
-		last.held.tellsList = l.tellQueries(last.held)
-		releaseErr = last.held.Release(ctx)
+		releaseErr = last.held.release(ctx, l.tellQueries(last.held))
 	}
 	if next != nil && next.bid.tryFits() {
 		wanted = next.bid

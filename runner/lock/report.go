@@ -22,7 +22,7 @@ import (
 // for the lock-delay. These are the reports:
 //
 //	                 the session was lost                the ledger has         waiters hear
-//	ReportKilled     while the command ran               lost, or SetEnd's end  dead
+//	ReportLost     while the command ran               lost, or SetEnd's end  dead
 //	ReportEnded      after the command's end             SetEnd's end           dead; not of a list
 //	reportUnstarted  or given up, before its command's   stopped                dead, unless there was
 //	                 start, but after the announcement                          a delay
@@ -30,7 +30,7 @@ import (
 //	                 somebody has canceled the record
 //
 // A session may also be lost between bid.settle and the command's start. A run calls ReportEnded
-// for that, and a list ReportKilled: the start was announced, and after an end a list announces no
+// for that, and a list ReportLost: the start was announced, and after an end a list announces no
 // death. Of a session that is lost during bid.settle a list reports nothing: the next holder waits
 // for the lock-delay or, with a ledger, for the lost run.
 
@@ -39,11 +39,10 @@ import (
 //
 // The locks' own session is gone or useless, so the report opens another one. For a run it first
 // ends the old one, if the server still has it: after a healed partition the old session still has
-// the locks. It retries failures for one lock-delay (without one, for as long as a command lives at
-// most), and tells the Observer of them; after that nobody waits. If a command had ended, and no
-// ledger waits for its end, it gives up after PatienceAtEnd: this process waits for nothing else
-// before it goes on or exits. The same limit holds if no command was started; a signal does not
-// shorten it.
+// the locks. It retries failures for one lock-delay (without one, for 2/3 of the lease), and tells
+// the Observer of them; after that nobody waits. If a command had ended, and no ledger waits for its
+// end, it gives up after PatienceAtEnd: this process waits for nothing else before it goes on or
+// exits. reportUnstarted has the same limit, and no signal shortens it.
 type report struct {
 	bids      []*bid
 	owing     *bid          // one of them whose end the ledger still needs, or nil
@@ -61,9 +60,9 @@ func newReport(bids ...*bid) *report {
 	return r
 }
 
-// ReportKilled reports the locks, of one run or one list, that were lost while their commands ran.
+// ReportLost reports the locks, of one run or one list, that were lost while their commands ran.
 // The commands have to be dead by now.
-func ReportKilled(ctx context.Context, held ...*Held) {
+func ReportLost(ctx context.Context, held ...*Held) {
 	if len(held) == 0 {
 		return
 	}
@@ -99,15 +98,15 @@ func (b *bid) reportUnstarted(ctx context.Context) {
 }
 
 // send sends the report, and logs what could not be reported.
-func (r *report) send(asked context.Context) {
+func (r *report) send(hurried context.Context) {
 	if !r.announces && r.owing == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(asked, r.most, ErrNoAnswer)
+	ctx, cancel := context.WithTimeoutCause(hurried, r.most, ErrNoAnswer)
 	defer cancel()
 	cfg := &r.bids[0].cfg
 	if err := r.persist(ctx); err != nil {
-		if cause := context.Cause(asked); cause != nil && errors.Is(err, cause) && !errors.Is(cause, ErrNoAnswer) {
+		if cause := context.Cause(hurried); cause != nil && errors.Is(err, cause) && !errors.Is(cause, ErrNoAnswer) {
 			err = errNotAwaited // the cause speaks of a command that was not started
 		}
 		if r.announces {

@@ -44,7 +44,7 @@ func TestRightToEndRevoked(t *testing.T) {
 		waiter := contend(t, config(t, dsn, exclusive(3)))
 		inLine(t, server, id(3), 1)
 		tear(t, server, h)
-		lock.ReportKilled(t.Context(), h)
+		lock.ReportLost(t.Context(), h)
 		waiter.held(t)
 		if said := holder.said(); len(said) > 0 {
 			t.Errorf("the holder said %q", holder.texts)

@@ -71,12 +71,12 @@ func TestForcedEnd(t *testing.T) {
 	}
 	t.Run("the last word", func(t *testing.T) {
 		h, next := end(t, 1, holders, holders)
-		lock.ReportKilled(t.Context(), h)
+		lock.ReportLost(t.Context(), h)
 		next.held(t)
 	})
 	t.Run("the last word, to another role", func(t *testing.T) {
 		h, next := end(t, 2, holders, waiters)
-		lock.ReportKilled(t.Context(), h)
+		lock.ReportLost(t.Context(), h)
 		next.held(t)
 	})
 	t.Run("dead, of the waiter's role", func(t *testing.T) {
@@ -149,7 +149,7 @@ func TestStrangers(t *testing.T) {
 			holdsAndWaits(t, next)
 			say()
 			stays(t, next, 3*time.Second)
-			lock.ReportKilled(t.Context(), h)
+			lock.ReportLost(t.Context(), h)
 			next.held(t)
 		})
 	}
@@ -295,7 +295,7 @@ func TestStartWithinDelay(t *testing.T) {
 	inLine(t, server, id(7), 1)
 	tear(t, server, h)
 	holdsAndWaits(t, early)
-	lock.ReportKilled(t.Context(), h)
+	lock.ReportLost(t.Context(), h)
 	held := early.held(t)
 	contend(t, cfg) // otherwise nothing is said
 	inLine(t, server, id(7), 1)
@@ -325,7 +325,7 @@ func TestLostReader(t *testing.T) {
 		h := acquire(t, cfg)
 		tear(t, server, h)
 		<-h.Lost()
-		lock.ReportKilled(t.Context(), h)
+		lock.ReportLost(t.Context(), h)
 		if _, err := hearer.Query(t.Context(), "SELECT 1"); err != nil {
 			t.Fatal(err)
 		}
@@ -348,7 +348,7 @@ func TestReusedNumber(t *testing.T) {
 	if _, err := h.Session.Query(t.Context(), fmt.Sprintf("SET application_name = 'pglead:#%d test@here'", h.Token+1)); err != nil {
 		t.Fatal(err)
 	}
-	lock.ReportKilled(t.Context(), h)
+	lock.ReportLost(t.Context(), h)
 	if _, err := h.Session.Query(t.Context(), "SELECT 1"); err != nil {
 		t.Errorf("another's session was ended: %v", err)
 	}

@@ -36,7 +36,7 @@ type Config struct {
 	Database *pgconn.Config // from ParseDSN
 
 	// Lease is how long the server lets the session live without hearing from it
-	// (its idle_session_timeout). The session gives itself up earlier: see
+	// (idle_session_timeout or, in a transaction, idle_in_transaction_session_timeout). The session gives itself up earlier: see
 	// leasetime.HolderShare.
 	Lease time.Duration
 

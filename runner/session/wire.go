@@ -92,8 +92,8 @@ func (s *Session) askOnce(ctx context.Context, r Request) (*roundTrip, error) {
 	if err != nil {
 		return nil, err
 	}
-	answers, err := s.awaitAnswer(ctx, rt)
-	if answers == nil {
+	answered, err := s.awaitAnswer(ctx, rt)
+	if !answered {
 		return nil, err
 	}
 	if QueueFull(err) && !rt.Last {
@@ -104,17 +104,17 @@ func (s *Session) askOnce(ctx context.Context, r Request) (*roundTrip, error) {
 
 // awaitAnswer waits for as long as a holder's share of the lease. After that the server
 // counts as silent, even if its backend only waits for a lock, and the session ends.
-func (s *Session) awaitAnswer(ctx context.Context, rt *roundTrip) ([]Rows, error) {
+func (s *Session) awaitAnswer(ctx context.Context, rt *roundTrip) (answered bool, err error) {
 	select {
 	case <-time.After(leasetime.HolderShare(s.cfg.Lease)):
 		s.fail(ErrSilent)
-		return nil, s.EndError()
+		return false, s.EndError()
 	case <-rt.result:
-		return rt.answers, rt.err
+		return true, rt.err
 	case <-s.done:
-		return nil, s.EndError()
+		return false, s.EndError()
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return false, context.Cause(ctx)
 	}
 }
 

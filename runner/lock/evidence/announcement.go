@@ -65,7 +65,7 @@ type Announcement struct {
 	Lease         time.Duration
 	LostGrace     time.Duration
 	Shared        bool   // the holder is a reader
-	CoversEarlier bool   // it speaks for all earlier tokens, too
+	CoversEarlier bool   // it speaks for all earlier tokens, too: "all" on the wire
 	LSN           LSN    // of a clean end: a position of the write-ahead log while its session still had the lock, or 0
 	To            uint32 // the session that should have the lock next, or 0
 	PID           uint32 // the session that said it
