@@ -42,16 +42,17 @@ func (r *run) finish(err error) {
 // leaves the call 2 s, and each request of the release 5 s. In a list such a signal shortens
 // nothing, since the session goes on.
 func (r *run) release() {
-	ctx, taker := interruptible(r.signals)
 	hurried, hurry := context.WithCancelCause(context.Background())
 	defer hurry(nil)
 	if r.asked.Has(BySignal) {
 		hurry(lock.ErrNoAnswer)
 	}
-	context.AfterFunc(ctx, func() { hurry(lock.ErrNoAnswer) })
-	r.held.Call(hurried)
-	err := r.held.Release(hurried)
-	r.stopTaking(ctx, taker)
+	var err error
+	r.takeSignals(func(ctx context.Context) {
+		context.AfterFunc(ctx, func() { hurry(lock.ErrNoAnswer) })
+		r.held.Call(hurried)
+		err = r.held.Release(hurried)
+	})
 	r.afterRelease(err)
 }
 
@@ -84,19 +85,22 @@ func (r *run) untilSignal(f func(context.Context)) {
 			r.asked |= BySignal
 		}
 	}
-	ctx, taker := interruptible(r.signals)
-	bounded, cancel := ctx, func() {}
-	if r.asked.Has(BySignal) {
-		bounded, cancel = context.WithTimeoutCause(ctx, lock.PatienceAtEnd, lock.ErrNoAnswer)
-	}
-	defer cancel()
-	f(bounded)
-	r.stopTaking(ctx, taker)
+	hurried := r.asked.Has(BySignal)
+	r.takeSignals(func(ctx context.Context) {
+		if hurried {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeoutCause(ctx, lock.PatienceAtEnd, lock.ErrNoAnswer)
+			defer cancel()
+		}
+		f(ctx)
+	})
 }
 
-// stopTaking ends a signalTaker, and notes whether a signal has ended its context. That signal was
-// taken from the channel, so nobody else will see it.
-func (r *run) stopTaking(ctx context.Context, taker *signalTaker) {
+// takeSignals calls f with a context that ends when a signal asks this process to end, and notes
+// whether one did: it was taken from the channel, so nobody else will see it.
+func (r *run) takeSignals(f func(context.Context)) {
+	ctx, taker := interruptible(r.signals)
+	f(ctx)
 	taker.handOver()
 	if ctx.Err() != nil {
 		r.asked |= BySignal

@@ -61,8 +61,8 @@ func (p *process) runOnce(cfg Config, candidate *lock.Candidate) (outcome Outcom
 		defer r.held.Close()
 		outcome, err = r.runCommand(ctx)
 	}
-	if r.supervision == nil { // else supervise got the signals, and knows whether they asked for the end
-		r.stopTaking(ctx, taker)
+	if taker.handOver(); ctx.Err() != nil && r.supervision == nil { // else supervise knows whether they asked for the end
+		r.asked |= BySignal
 	}
 	if r.held != nil {
 		r.finish(err)

@@ -65,7 +65,7 @@ func TestUntilSignal(t *testing.T) {
 		ctx, taker := interruptible(signals)
 		synctest.Wait()
 		r := &run{taker: taker, signals: signals}
-		r.stopTaking(ctx, taker)
+		taker.handOver()
 		r.untilSignal(func(ctx context.Context) {
 			synctest.Wait() // whoever listens waits for the signal
 			signals <- unix.SIGTERM
