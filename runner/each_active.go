@@ -18,7 +18,6 @@ type activeItem struct {
 	Task
 	item    string
 	log     *slog.Logger // names the item
-	worker  *worker
 	attempt *lock.Attempt
 	signals chan os.Signal
 	run     *run          // has the lock once that is settled

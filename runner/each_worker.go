@@ -296,7 +296,7 @@ func (w *worker) runItem(ctx context.Context, it *activeItem) (unreleased *activ
 
 // newItem makes the run of an item's command. It has neither lock nor guard yet.
 func (w *worker) newItem(item string) *activeItem {
-	it := &activeItem{Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), worker: w, signals: make(chan os.Signal, 64)}
+	it := &activeItem{Task: w.cfg.Task(item), item: item, log: w.cfg.Lock.Log.With("item", item), signals: make(chan os.Signal, 64)}
 	cfg := w.cfg.Config
 	cfg.Command, cfg.Env = it.Command, append(slices.Clone(cfg.Env), it.Env...)
 	cfg.Lock.Claim, cfg.Lock.Log, cfg.Lock.Observer = it.claim(), it.log, w.observer(it)
