@@ -32,8 +32,8 @@ func TestCloseDead(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := NewBid(nil, Config{Claim: Claim{IDs: []lockkey.ID{{Number: 7}}}, LockDelay: 10 * time.Second}, false)
 				b.grants = []grant{{Lock: b.cfg.Claim.locks()[0], since: time.Now().Add(-tt.waited)}}
-				l := ledgerStart{bid: b, proof: ledger.Proof{Closes: make([]int64, 1)}}
-				if rest, _ := l.closeDead(tt.open); rest != tt.rest || l.proof.Closes[0] != tt.closes {
+				l := ledgerStart{bid: b, proof: ledger.Proof{Closes: make([]int64, 1)}, open: tt.open}
+				if rest, _ := l.closeDead(); rest != tt.rest || l.proof.Closes[0] != tt.closes {
 					t.Errorf("it waits for %v and closes %d, want %v and %d", rest, l.proof.Closes[0], tt.rest, tt.closes)
 				}
 			})

@@ -167,7 +167,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		return err
 	}
 	l.open = open
-	rest, host := l.closeDead(open)
+	rest, host := l.closeDead()
 	if rest == 0 {
 		l.proof.Waited = b.heldFor()
 		return nil
@@ -191,7 +191,7 @@ func (l *ledgerStart) holdForOpenRun(ctx context.Context, rest time.Duration, ho
 	}
 	why := "lock granted, and the ledger knows of no end of its last run on " + visible.Text(host)
 	heardDead := func() bool {
-		rest, _ := l.closeDead(l.open)
+		rest, _ := l.closeDead()
 		return rest == 0
 	}
 	return l.bid.hold(ctx, delay{rest: rest, why: why, heardOver: heardDead, askOver: ask})
@@ -200,7 +200,7 @@ func (l *ledgerStart) holdForOpenRun(ctx context.Context, rest time.Duration, ho
 // closeDead puts into the proof which of the open runs are dead. It returns for how long another
 // may still be alive, and on which host, or 0. A token in the proof closes all earlier ones of its
 // lock, of which readers may have left several, so it must not be later than one that may be alive.
-func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host string) {
+func (l *ledgerStart) closeDead() (rest time.Duration, host string) {
 	b := l.bid
 	alive := map[int]int64{} // the earliest token of each lock
 	left := func(run ledger.OpenRun) time.Duration {
@@ -210,7 +210,7 @@ func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host
 		}
 		return max(0, max(b.cfg.LockDelay, run.Outlives())-b.heldFor())
 	}
-	for _, run := range open {
+	for _, run := range l.open {
 		if still := left(run); still > 0 {
 			if earliest, known := alive[run.Lock]; !known || run.Token < earliest {
 				alive[run.Lock] = run.Token
@@ -220,7 +220,7 @@ func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host
 			}
 		}
 	}
-	for _, run := range open {
+	for _, run := range l.open {
 		if earliest, known := alive[run.Lock]; !known || run.Token < earliest {
 			l.proof.Closes[run.Lock] = max(l.proof.Closes[run.Lock], run.Token)
 		}
@@ -300,7 +300,7 @@ func (l *ledgerStart) withoutLedger(ctx context.Context) error {
 	if err := l.bid.giveUpLedger(); err != nil {
 		return err
 	}
-	for rest, host := l.closeDead(l.open); rest > 0; rest, host = l.closeDead(l.open) {
+	for rest, host := l.closeDead(); rest > 0; rest, host = l.closeDead() {
 		if err := l.holdForOpenRun(ctx, rest, host, nil); err != nil {
 			return err
 		}
