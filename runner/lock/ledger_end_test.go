@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -88,6 +89,30 @@ func TestNothingToReport(t *testing.T) {
 	lock.ReportEnded(t.Context(), held)
 	if said := strings.Join(holder.said(), " "); strings.Contains(said, "ledger") || strings.Contains(said, "away") {
 		t.Errorf("it says %s", said)
+	}
+}
+
+// TestReportInTwoParts: the server takes the record of a lost run and rejects the announcement of its
+// death, for want of room in its queue. The report repeats only that, and warns of nothing.
+func TestReportInTwoParts(t *testing.T) {
+	t.Parallel()
+	server, _ := remembering(t, nil)
+	rejections := atomic.Int32{}
+	holder := contend(t, ledgered(config(t, newSlowRelay(t, server, func(sql string) string {
+		if strings.Contains(sql, "'dead '") && rejections.Add(1) == 1 {
+			return "DO $$BEGIN RAISE EXCEPTION USING ERRCODE = 'program_limit_exceeded', MESSAGE = 'too many notifications'; END$$"
+		}
+		return sql
+	}), exclusive(7))))
+	held := holder.held(t)
+	tear(t, server, held)
+	<-held.Lost()
+	lock.ReportLost(t.Context(), held)
+	if got := rows(t, server); got != "nightly lost f t f" || rejections.Load() != 2 {
+		t.Errorf("the rows: %s; after %d announcements", got, rejections.Load())
+	}
+	if said := holder.said(); slices.Contains(said, "ledger") {
+		t.Errorf("it says %v", said)
 	}
 }
 

@@ -45,7 +45,6 @@ import (
 // exits. reportUnstarted has the same limit, and no signal shortens it.
 type report struct {
 	bids      []*bid
-	owing     *bid          // one of them whose end the ledger still needs, or nil
 	announces bool          // that the commands are dead
 	most      time.Duration // for how long it is tried
 }
@@ -53,11 +52,16 @@ type report struct {
 // newReport makes a report of one bid or more, whose Configs differ only in their claims.
 func newReport(bids ...*bid) *report {
 	cfg := &bids[0].cfg
-	r := &report{bids: bids, announces: cfg.announcesDeath(), most: cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0))}
-	if i := slices.IndexFunc(bids, func(b *bid) bool { return b.record.owes() }); i >= 0 {
-		r.owing = bids[i]
+	return &report{bids: bids, announces: cfg.announcesDeath(), most: cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0))}
+}
+
+// owing is the first bid whose end the ledger still needs, or nil.
+func (r *report) owing() *bid {
+	i := slices.IndexFunc(r.bids, func(b *bid) bool { return b.record.owes() })
+	if i < 0 {
+		return nil
 	}
-	return r
+	return r.bids[i]
 }
 
 // ReportLost reports the locks, of one run or one list, that were lost while their commands ran.
@@ -82,7 +86,7 @@ func ReportLost(ctx context.Context, held ...*Held) {
 func ReportEnded(ctx context.Context, h *Held) {
 	r := newReport(h.bid)
 	r.announces = r.announces && !h.cfg.ofList
-	if r.owing == nil {
+	if r.owing() == nil {
 		r.most = min(r.most, PatienceAtEnd)
 	}
 	r.send(ctx)
@@ -99,7 +103,7 @@ func (b *bid) reportUnstarted(ctx context.Context) {
 
 // send sends the report, and logs what could not be reported.
 func (r *report) send(hurried context.Context) {
-	if !r.announces && r.owing == nil {
+	if !r.announces && r.owing() == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeoutCause(hurried, r.most, ErrNoAnswer)
@@ -112,8 +116,8 @@ func (r *report) send(hurried context.Context) {
 		if r.announces {
 			cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
 		}
-		if r.owing != nil && r.owing.record.owes() {
-			r.owing.warnUnrecorded(err)
+		if b := r.owing(); b != nil {
+			b.warnUnrecorded(err)
 		}
 	}
 }
@@ -151,8 +155,8 @@ const stayAfterDeath = time.Second
 func (r *report) try(ctx context.Context) error {
 	cfg := r.bids[0].cfg.sessionConfig()
 	cfg.Quorum = false
-	if r.owing != nil {
-		cfg.LoginQuestion = r.owing.cfg.Ledger.QuestionSQL(cfg.Transaction)
+	if b := r.owing(); b != nil {
+		cfg.LoginQuestion = b.cfg.Ledger.QuestionSQL(cfg.Transaction)
 	}
 	s, err := session.Open(ctx, cfg)
 	if err != nil {
@@ -179,19 +183,20 @@ func (r *report) recordEnds(ctx context.Context, s *session.Session) (tidy []str
 			tidy = append(tidy, b.tidyQueries()...)
 		}
 	}
-	if r.owing != nil && len(queries) == 0 {
-		r.owing.warnUnrecorded(errors.New("the ledger is gone, or not granted any more"))
-		r.owing = nil
-	}
-	if len(queries) == 0 {
+	owing := r.owing()
+	if owing == nil {
 		return tidy, nil
 	}
-	err = retryCanceled(ctx, s, queries...)
+	if len(queries) > 0 {
+		err = retryCanceled(ctx, s, queries...)
+	}
 	switch {
-	case r.owing != nil && session.AnsweredError(err) != nil:
-		r.owing.warnUnrecorded(r.owing.rejectedByLedger(err))
+	case len(queries) == 0:
+		owing.warnUnrecorded(errors.New("the ledger is gone, or not granted any more"))
+	case session.AnsweredError(err) != nil:
+		owing.warnUnrecorded(owing.rejectedByLedger(err))
 	case err != nil:
-		return tidy, r.bids[0].cfg.Claim.rejected(err)
+		return tidy, err
 	}
 	for _, b := range r.bids {
 		b.record.owed = nil
