@@ -35,7 +35,7 @@ type bid struct {
 // others.
 func newBid(l *listener, cfg Config, prepare Prepare) *bid {
 	return &bid{
-		session: l.s, cfg: cfg, place: place{claim: cfg.Claim}, listener: l, preparation: newPreparation(l.s, prepare),
+		session: l.s, cfg: cfg, listener: l, preparation: newPreparation(l.s, prepare),
 		show: func(d describe.Description) { l.s.SetComment(d.Comment()) },
 	}
 }

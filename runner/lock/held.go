@@ -182,7 +182,7 @@ func (h *Held) releaseQueries(tell []string) []string {
 	if h.showsEnd && !h.cfg.Claim.Shared {
 		queries = append(queries, h.showEndQuery())
 	}
-	return slices.Concat(queries, h.announceEndQueries(), tell, selectQueries(h.place.leaveSQL()), []string{h.unlockQuery()})
+	return slices.Concat(queries, h.announceEndQueries(), tell, selectQueries(h.leaveSQL()), []string{h.unlockQuery()})
 }
 
 func (b *bid) unlockQuery() string { return "SELECT " + advisory.UnlockAllSQL(b.Locks()) }

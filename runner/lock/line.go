@@ -172,7 +172,7 @@ func (w *waiter) takeGate(ctx context.Context, found *evidence.Look) error {
 	if w.place.has[gateLock] || !w.cfg.Claim.needsGate(readers) {
 		return nil
 	}
-	n, err := w.askNumber(ctx, "SELECT "+w.place.lock(gateLock).TrySQL()+"::int")
+	n, err := w.askNumber(ctx, "SELECT "+w.lockOf(gateLock).TrySQL()+"::int")
 	if err == nil && n == 1 {
 		w.place.has[gateLock] = true
 	}

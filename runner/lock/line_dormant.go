@@ -33,7 +33,7 @@ func (w *waiter) goDormant(ctx context.Context) error {
 		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.place.line).ID).TryXactSQL()}, Then: w.hearCall},
 	})
 	if w.place.has[markLock] { // the mark goes before the UNLISTEN, so that nobody relies on it
-		if err := w.send(ctx, "SELECT "+w.place.lock(markLock).UnlockSQL()); err != nil {
+		if err := w.send(ctx, "SELECT "+w.lockOf(markLock).UnlockSQL()); err != nil {
 			return err
 		}
 		w.place.has[markLock] = false
@@ -57,7 +57,7 @@ func (w *waiter) callIfFew(ctx context.Context, found *evidence.Look) error {
 	if few == w.place.has[callLock] {
 		return nil
 	}
-	call := w.place.lock(callLock)
+	call := w.lockOf(callLock)
 	sql := call.UnlockSQL()
 	if few {
 		sql = call.TrySQL()
@@ -100,7 +100,7 @@ func (h *Held) Call(ctx context.Context) {
 	for began, said := time.Now(), false; ; said = true {
 		queries := []string{h.listensQuery()}
 		if !h.place.has[callLock] {
-			queries = append(queries, "SELECT "+h.place.lock(callLock).TrySQL())
+			queries = append(queries, "SELECT "+h.lockOf(callLock).TrySQL())
 		}
 		answers, err := h.Session.Ask(ctx, session.Request{SQL: queries})
 		if err != nil {

@@ -12,7 +12,6 @@ import (
 // leaveSQL frees together, and the arrival lock, which is freed sooner. Common marks go with the
 // listener, also without a place.
 type place struct {
-	claim    Claim      // the bid's
 	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
 	ticket   uint32     // the lower half of the ticket's number
 	has      [placeLockCount]bool
@@ -30,19 +29,20 @@ const (
 	placeLockCount
 )
 
-// lock is one of the locks that go with the place.
-func (p *place) lock(which placeLock) advisory.Lock {
-	ticket := advisory.TicketOf(p.line, p.ticket, p.claim.Shared)
+// lockOf is one of the locks that go with the bid's place.
+func (b *bid) lockOf(which placeLock) advisory.Lock {
+	claim, line := b.cfg.Claim, b.place.line
+	ticket := advisory.TicketOf(line, b.place.ticket, claim.Shared)
 	switch which {
 	case markLock:
 		return advisory.MarkOf(ticket)
 	case gateLock:
-		if p.claim.takesAny() {
-			return advisory.Exclusive(*p.claim.Gate)
+		if claim.takesAny() {
+			return advisory.Exclusive(*claim.Gate)
 		}
-		return advisory.GateOf(p.line) // against readers
+		return advisory.GateOf(line) // against readers
 	case callLock:
-		return advisory.CallOf(p.claim.lines()[0]) // nobody calls if there are several (hasOneLine)
+		return advisory.CallOf(claim.lines()[0]) // nobody calls if there are several (hasOneLine)
 	}
 	return ticket
 }
@@ -54,10 +54,10 @@ func (p *place) everJoined() bool { return p.line != lockkey.ID{} }
 // call is among them: it must not be kept for as long as the command runs, since each dormant waiter
 // that hears a call looks. A holder that calls takes it anew, maybe without ever having been in line
 // (Held.Call), and frees it with its locks. The arrival lock is apart (endArrival).
-func (p *place) leaveSQL() (columns []string) {
-	for which, has := range p.has {
+func (b *bid) leaveSQL() (columns []string) {
+	for which, has := range b.place.has {
 		if has {
-			columns = append(columns, p.lock(placeLock(which)).UnlockSQL())
+			columns = append(columns, b.lockOf(placeLock(which)).UnlockSQL())
 		}
 	}
 	return columns
@@ -75,14 +75,14 @@ func (b *bid) nextLine() lockkey.ID {
 
 // leaveLine gives up the place in line, and then sends the queries also.
 func (b *bid) leaveLine(ctx context.Context, also ...string) error {
-	err := b.send(ctx, append(selectQueries(b.place.leaveSQL()), also...)...)
+	err := b.send(ctx, append(selectQueries(b.leaveSQL()), also...)...)
 	clear(b.place.has[:])
 	return err
 }
 
 // leaveQueries leave the line, and free all marks, if the bid has any of that.
 func (b *bid) leaveQueries() []string {
-	return selectQueries(slices.Concat(b.place.leaveSQL(), b.listener.freeMarksSQL()))
+	return selectQueries(slices.Concat(b.leaveSQL(), b.listener.freeMarksSQL()))
 }
 
 // forgetPlace forgets the place in line and the marks, once leaveQueries were sent. If the server

@@ -219,7 +219,7 @@ func (w *waiter) tryInBurst(ctx context.Context) (granted bool, err error) {
 	starts := w.drawStartsRun(locks) // another start may be heard meanwhile
 	draws := w.cfg.drawsWithTry() && (w.startsAtOnce(locks) || starts)
 	if draws {
-		queries = append(queries, w.drawQuery(locks, w.place.leaveSQL()...))
+		queries = append(queries, w.drawQuery(locks, w.leaveSQL()...))
 	}
 	later, cancel := untilAnswered(ctx)
 	defer cancel()
