@@ -114,6 +114,10 @@ func (b *bid) endPayloadSQL(word evidence.Word, more ...string) string {
 	return a.PayloadSQL(strconv.FormatInt(b.token, 10), more...)
 }
 
+// showsEnd says whether the session's name will show the end. Only a holder that has waited shows
+// it: it is likely to have a line behind it.
+func (h *Held) showsEnd() bool { return h.place.everJoined() && h.cfg.showsToken() }
+
 // showEndQuery is the query that makes a session's name show that its command is dead. A waiter
 // that starts to listen after the announcement of the end, and looks before the unlock, sees the
 // end there.

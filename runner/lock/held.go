@@ -28,7 +28,6 @@ type Held struct {
 
 	*bid
 	settledAt time.Time    // when bid.settle was done, and the command could start
-	showsEnd  bool         // the session's name will show the end
 	toCall    crowd.ToCall // whom in line it may have to call when it is done
 
 	stepDownPending atomic.Bool
@@ -123,7 +122,7 @@ const (
 )
 
 func (h *Held) staysForRole() bool {
-	return h.showsEnd && (h.toCall != crowd.NoneToCall || time.Since(h.settledAt) < briefRun)
+	return h.showsEnd() && (h.toCall != crowd.NoneToCall || time.Since(h.settledAt) < briefRun)
 }
 
 // askAtEnd sends a request of a release.
@@ -178,8 +177,7 @@ func (h *Held) Close() {
 // others on a list, end the call and, as the last one, free the locks.
 func (h *Held) releaseQueries(tell []string) []string {
 	queries := h.awaitArrivalsQueries()
-	// Only a holder that has waited shows its end: it is likely to have a line behind it.
-	if h.showsEnd && !h.cfg.Claim.Shared {
+	if h.showsEnd() && !h.cfg.Claim.Shared {
 		queries = append(queries, h.showEndQuery())
 	}
 	return slices.Concat(queries, h.announceEndQueries(), tell, selectQueries(h.leaveSQL()), []string{h.unlockQuery()})

@@ -76,6 +76,5 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	}
 	h.settledAt, h.stepDowns = time.Now(), make(chan StepDown, 1)
 	h.coversEarlier = !slices.ContainsFunc(b.grants, func(g grant) bool { return !g.verdict.CoversEarlier })
-	h.showsEnd = b.place.everJoined() && b.cfg.showsToken()
 	return h, nil
 }
