@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
@@ -76,24 +75,13 @@ const lookForTokenAfter = 20 * time.Millisecond
 // adds to it, so that the waiters before this one get their turn.
 func (w *waiter) enoughSilence(s evidence.Seat, found *evidence.Look) time.Duration {
 	delay := max(s.Outlives, w.cfg.LockDelay)
-	for _, id := range w.heldBy(s.PID, found) {
+	for _, id := range found.HeldBy(s.PID) {
 		delay = max(delay, w.listener.evidence[id].Verdict(0).Delay)
 	}
 	lease := w.cfg.Session.Lease
 	forKill := min(leasetime.ForKill(lease), time.Second)
 	perPlace := max(lease/10, crowd.TurnPatience)
 	return delay + forKill + time.Duration(w.watched.bestRank-1)*perPlace
-}
-
-// heldBy are the locks that a session has, as far as the evidence shows. Its silence counts
-// for all of them.
-func (b *bid) heldBy(pid uint32, found *evidence.Look) (ids []lockkey.ID) {
-	for _, s := range found.Holders {
-		if s.PID == pid {
-			ids = append(ids, s.ID)
-		}
-	}
-	return ids
 }
 
 // endSilent ends the session if it is still silent and this role may end it. If the role may
@@ -129,7 +117,7 @@ func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, found *evidence
 		message += "its session, which this role may not end, is left to the server"
 	}
 	w.cfg.Log.Info(message, "event", "silent", "backend", s.PID)
-	for _, id := range w.heldBy(s.PID, found) {
+	for _, id := range found.HeldBy(s.PID) { // its silence counts for all of them
 		w.listener.evidence[id].NoteSilence(s)
 	}
 	if w.usesLedger() {
@@ -145,10 +133,8 @@ func (b *bid) recordSilence(ctx context.Context, of evidence.Seat, found *eviden
 		return
 	}
 	var queries []string
-	for _, s := range found.Holders {
-		if s.PID == of.PID {
-			queries = append(queries, "SELECT "+ledger.End{Outcome: ledger.Lost}.RecordSQL(s.ID, of.Token, "local"))
-		}
+	for _, id := range found.HeldBy(of.PID) {
+		queries = append(queries, "SELECT "+ledger.End{Outcome: ledger.Lost}.RecordSQL(id, of.Token, "local"))
 	}
 	if _, err := b.session.Query(ctx, queries...); err != nil { // then those waiters wait for their lock-delay
 		b.cfg.Log.Info("the ledger was not told of it: "+err.Error(), "event", "ledger")

@@ -190,3 +190,13 @@ func (l *Look) HolderOf(id lockkey.ID) Seat {
 func (l *Look) Holds(id lockkey.ID) bool {
 	return slices.ContainsFunc(l.Holders, func(s Seat) bool { return s.ID == id })
 }
+
+// HeldBy are the locks that a session holds.
+func (l *Look) HeldBy(pid uint32) (ids []lockkey.ID) {
+	for _, s := range l.Holders {
+		if s.PID == pid {
+			ids = append(ids, s.ID)
+		}
+	}
+	return ids
+}
