@@ -27,7 +27,6 @@ type Candidate struct {
 type wait struct {
 	began     time.Time
 	returning bool // it had a session before
-	foundFull bool // the server had no room for it
 	warned    bool // the log says that a ledger is not used
 	front     bool // it had the lock, or was one of the first in line, which come back sooner after an outage
 
@@ -40,13 +39,13 @@ type wait struct {
 	// Between attempts to connect (see pause):
 	since             time.Time // when the last session was lost, or the attempts began
 	backoff, rejected *pace.Backoff
-	crowded           *pace.Backoff // for a server that has no room
+	crowded           *pace.Backoff // for a server that has no room; nil until it had none
 	said              string        // the reason that was logged last
 	hostsTried        int           // how often a run that doesn't wait has gone on to another host
 }
 
 func newWait() wait {
-	w := wait{began: time.Now(), crowded: crowd.CrowdedBackoff()}
+	w := wait{began: time.Now()}
 	w.restartPauses()
 	return w
 }
@@ -254,12 +253,9 @@ func (c *Candidate) outlast(ctx context.Context, err error) error {
 	}
 	database, others := session.Elsewhere(cfg.Session.Database, err)
 	cfg.Session.Database = database
-	if isFull(err) {
-		w.foundFull = true
-	}
 	if cfg.Wait == 0 && w.hostsTried < others {
 		w.hostsTried++
-		w.returning, w.foundFull = false, false // it is new there
+		w.returning, w.crowded = false, nil // it is new there
 		return nil
 	}
 	rest := crowd.AwayFor(w.pause(err), c.timeLeft())
@@ -296,6 +292,9 @@ func (w *wait) pause(err error) time.Duration {
 	var e *session.Error
 	switch {
 	case isFull(err):
+		if w.crowded == nil {
+			w.crowded = crowd.CrowdedBackoff()
+		}
 		return pace.Between(crowd.NextAway(w.crowded))
 	case w.front && (errors.As(err, &e) && e.LoginRejected || session.AnsweredError(err) != nil):
 		return w.rejected.Half()

@@ -76,7 +76,7 @@ func (w *waiter) whomToCall() crowd.ToCall {
 		return crowd.NoneToCall
 	case w.audience.dormant:
 		return crowd.SomeDormant
-	case w.candidate.wait.foundFull:
+	case w.candidate.wait.crowded != nil:
 		return crowd.SomeAbsent
 	}
 	return crowd.NoneToCall
