@@ -135,7 +135,7 @@ func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
 // trip, as session.Config.FirstTry, and askTry takes the answer from the session. There are three
 // exceptions. A list's session serves many bids, so each sends its own first try. With a quorum the
 // lock is not tried for before the second session is open (session.Open). A returning candidate has
-// a place in line, and must not overtake those before it (Candidate.acquireOnce), so it makes none.
+// a place in line, and must not overtake those before it (Candidate.openSession), so it makes none.
 func (cfg *Config) firstTrySQL() string {
 	if cfg.Wait > 0 && cfg.announces() {
 		return advisory.TryOrArriveSQL(cfg.Claim.locks(), cfg.Claim.Gate)

@@ -116,11 +116,7 @@ func (c *Candidate) persist(ctx context.Context, attempt func() error) error {
 
 // acquireOnce is what Acquire does with one session.
 func (c *Candidate) acquireOnce(ctx context.Context, prepare Prepare) (*Held, error) {
-	firstTry := ""
-	if !c.wait.returning {
-		firstTry = c.cfg.firstTrySQL()
-	}
-	s, err := c.openSession(ctx, firstTry)
+	s, err := c.openSession(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -155,11 +151,14 @@ func (c *Candidate) abandon(ctx context.Context, w *waiter, err error) {
 	w.reportUnstarted(ctx)
 }
 
-// openSession opens a session whose login carries the SQL expression firstTry, or none.
-func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
+// openSession opens a session, whose login carries the first try, if there is one (firstTrySQL).
+func (c *Candidate) openSession(ctx context.Context) (s *session.Session, err error) {
 	c.cfg.SayTrying(0)
 	of := c.cfg.sessionConfig()
-	of.FirstTry, of.LoginQuestion = firstTry, cmp.Or(c.cfg.Ledger.QuestionSQL(of.Transaction), of.LoginQuestion)
+	if !c.wait.returning && !c.cfg.ofList {
+		of.FirstTry = c.cfg.firstTrySQL()
+	}
+	of.LoginQuestion = cmp.Or(c.cfg.Ledger.QuestionSQL(of.Transaction), of.LoginQuestion)
 	if c.cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(c.timeLeft(), time.Second))
 	}

@@ -39,9 +39,11 @@ func (h *Held) NextNamed(ctx context.Context) string {
 	return row[0]
 }
 
-// OpenSession opens a session as a candidate does.
+// OpenSession opens a session as a candidate does that comes back.
 func OpenSession(ctx context.Context, cfg Config) (*session.Session, error) {
-	return NewCandidate(cfg).openSession(ctx, "")
+	c := NewCandidate(cfg)
+	c.wait.returning = true
+	return c.openSession(ctx)
 }
 
 // ExchangeAll is an exchange that several have joined: the locks to release, and those to try for.
