@@ -55,7 +55,7 @@ func (w *worker) fetchAhead(ctx context.Context, got chan<- fetched) {
 		case <-ctx.Done():
 		}
 		w.giveBack(next)
-		w.pushedBack = &again{item: next.item}
+		w.pushedBack = next
 	}
 	if err != nil {
 		w.end(err) // the command that runs may take long, and no other worker should start one meanwhile

@@ -127,7 +127,7 @@ func (w *worker) comeBackTo(ctx context.Context, it *activeItem, obstacle error)
 			return nil
 		}
 	}
-	w.pushedBack = &again{it.item, it.contested}
+	w.pushedBack = it
 	return nil
 }
 

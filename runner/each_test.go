@@ -76,7 +76,7 @@ func workerOn(t *testing.T, locking lock.Config, parallel int) (*worker, *active
 	if !locking.Session.Transaction {
 		e.common = list
 	}
-	w := &worker{each: e, list: list, pushedBack: &again{item: item}}
+	w := &worker{each: e, list: list, pushedBack: &activeItem{item: item}}
 	it, err := w.pick(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -157,7 +157,7 @@ func TestComesBackAfterObstacle(t *testing.T) {
 			t.Errorf("ahead %t: it pauses for %v", fetchesAhead, w.pauses)
 		}
 	}
-	if !slices.Equal(logged, []slog.Level{slog.LevelWarn, slog.LevelInfo}) || *w.pushedBack != (again{it.item, true}) {
+	if !slices.Equal(logged, []slog.Level{slog.LevelWarn, slog.LevelInfo}) || w.pushedBack != it || !it.contested {
 		t.Errorf("logged %v; %+v is next", logged, w.pushedBack)
 	}
 	if err := w.skipIfBarred(t.Context(), it, session.Errorf(session.Denied, "", "not yours")); err == nil || err.Error() != "not yours" {
@@ -228,7 +228,7 @@ func TestDelayedAhead(t *testing.T) {
 	locking.PrivateServer = false // the server came up less than a lock-delay ago
 	w, it := workerOn(t, locking, 1)
 	w.ahead = make(chan struct{})
-	if settled, err := w.settleOrSkip(t.Context(), it, nil); settled || err != nil || w.pushedBack == nil || *w.pushedBack != (again{item: it.item}) {
+	if settled, err := w.settleOrSkip(t.Context(), it, nil); settled || err != nil || w.pushedBack != it {
 		t.Errorf("settled %t, %v; %v is pushed back", settled, err, w.pushedBack)
 	}
 	if free := testserver.Query(t, server, "SELECT pg_try_advisory_xact_lock(1)")[0]; free != "t" {

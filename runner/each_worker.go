@@ -43,16 +43,10 @@ type worker struct {
 	// The loop owns these. While a command runs, releaseBeside's goroutine owns them, until it
 	// hands to the loop what it fetched.
 	last       *activeItem // its command has ended, and its lock is not released yet; or nil
-	pushedBack *again      // it comes before those in the queue
+	pushedBack *activeItem // to be tried again, before those in the queue; or nil
 	// ahead is nil unless the worker fetches ahead. It is closed when the command that runs
 	// meanwhile has ended.
 	ahead <-chan struct{}
-}
-
-// again is an item to try again.
-type again struct {
-	item      string
-	contested bool // others may have had its lock meanwhile
 }
 
 // fetched is what releaseBeside's goroutine hands to the loop.
@@ -147,19 +141,19 @@ func (w *worker) exchange(next *activeItem) (tryErr error) {
 // at, and items that it knows to have been run.
 func (w *worker) pick(ctx context.Context) (*activeItem, error) {
 	for {
-		next, ok := w.nextItem(ctx)
+		item, contested, ok := w.nextItem(ctx)
 		if !ok {
 			return nil, nil
 		}
-		it := w.newItem(next.item)
-		it.contested = next.contested || w.returning
+		it := w.newItem(item)
+		it.contested = contested || w.returning
 		switch other := w.active.enter(it); {
 		case other == nil:
 		case other.name() == it.name(): // the item is twice in the list, and this process is at it
 			w.skip(it, alreadyDone)
 			continue
 		default: // the keys differ, but their locks have one number
-			w.pushedBack = &next
+			w.pushedBack = it
 			if w.ahead != nil {
 				return nil, nil
 			}
@@ -186,28 +180,28 @@ func (w *worker) pick(ctx context.Context) (*activeItem, error) {
 // nextItem is the item that was pushed back or, without that, the next in the queue. If the queue
 // is empty, nextItem releases the last command's lock, and waits. If it fetches ahead, it doesn't
 // wait, and there is no next item once the command that runs has ended. Nor is there one once ctx
-// has ended.
-func (w *worker) nextItem(ctx context.Context) (next again, ok bool) {
+// has ended. contested is that of the item that was pushed back.
+func (w *worker) nextItem(ctx context.Context) (item string, contested, ok bool) {
 	defer func() { ok = ok && ctx.Err() == nil }()
 	select {
 	case <-w.ahead:
-		return again{}, false
+		return "", false, false
 	default:
 	}
 	if back := w.pushedBack; back != nil {
 		w.pushedBack = nil
-		return *back, true
+		return back.item, back.contested, true
 	}
 	select {
-	case next.item, ok = <-w.queue:
-		return next, ok
+	case item, ok = <-w.queue:
+		return item, false, ok
 	default:
 	}
 	w.releaseLast()
 	if w.ahead == nil {
-		next.item, ok = <-w.queue
+		item, ok = <-w.queue
 	}
-	return next, ok
+	return item, false, ok
 }
 
 // settleOrSkip settles the lock of a granted item: it waits until the previous command is dead, and
@@ -234,7 +228,7 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tryErr error)
 	held, err := settle(ctx)
 	switch {
 	case errors.Is(err, lock.ErrDelayed):
-		w.pushedBack = &again{item: it.item}
+		w.pushedBack = it
 		return false, nil
 	case err != nil:
 		return false, w.skipIfBarred(ctx, it, err)
