@@ -111,18 +111,18 @@ func (w *worker) comeBackTo(ctx context.Context, it *activeItem, obstacle error)
 		it.contested = true
 		event, text = "waiting", "the lock could not be taken, and the list comes back to the item: "+text
 	}
-	if w.obstacles == nil {
-		w.obstacles, w.pauses = crowd.AwayBackoff(), 0
+	if w.backoff == nil {
+		w.backoff, w.backedOff = crowd.AwayBackoff(), 0
 		w.warnOnce(it, event, text)
 	} else {
 		it.log.Info(text, "event", event)
 	}
 	if w.ahead == nil {
-		least, most := w.obstacles.Halves()
-		rest := min(pace.Between(least, most), wait-w.pauses)
-		w.pauses += rest
+		least, most := w.backoff.Halves()
+		rest := min(pace.Between(least, most), wait-w.backedOff)
+		w.backedOff += rest
 		w.pause(ctx, it, rest)
-		if most >= longPause || w.pauses >= wait {
+		if most >= longPause || w.backedOff >= wait {
 			w.skip(it, hindered)
 			return nil
 		}

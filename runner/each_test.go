@@ -153,8 +153,8 @@ func TestComesBackAfterObstacle(t *testing.T) {
 		if err := w.skipIfBarred(t.Context(), it, session.Errorf(session.Unreachable, "", "no memory")); err != nil {
 			t.Error(err)
 		}
-		if fetchesAhead := w.ahead != nil; fetchesAhead != (w.pauses == 0) {
-			t.Errorf("ahead %t: it pauses for %v", fetchesAhead, w.pauses)
+		if fetchesAhead := w.ahead != nil; fetchesAhead != (w.backedOff == 0) {
+			t.Errorf("ahead %t: it pauses for %v", fetchesAhead, w.backedOff)
 		}
 	}
 	if !slices.Equal(logged, []slog.Level{slog.LevelWarn, slog.LevelInfo}) || w.pushedBack != it || !it.contested {

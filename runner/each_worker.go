@@ -37,8 +37,8 @@ type worker struct {
 	guard *child.Guard // the last command's, or the next one's; nil before the first
 	brief bool         // the last command was brief, so its guard can have another one
 
-	obstacles *pace.Backoff // the pauses at obstacles; nil if the last try met none
-	pauses    time.Duration // the sum of these
+	backoff   *pace.Backoff // of the pauses at obstacles; nil if the last try met none
+	backedOff time.Duration // the sum of these
 
 	// The loop owns these. While a command runs, releaseBeside's goroutine owns them, until it
 	// hands to the loop what it fetched.
@@ -212,7 +212,7 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tryErr error)
 	case tryErr != nil:
 		return false, w.skipIfBarred(ctx, it, tryErr)
 	case !it.attempt.Granted():
-		w.obstacles = nil
+		w.backoff = nil
 		return false, w.skipHeld(ctx, it)
 	}
 	// By now this process has heard which runs ended between the first check and the grant.
@@ -233,7 +233,7 @@ func (w *worker) settleOrSkip(ctx context.Context, it *activeItem, tryErr error)
 	case err != nil:
 		return false, w.skipIfBarred(ctx, it, err)
 	}
-	it.run.held, w.obstacles = held, nil
+	it.run.held, w.backoff = held, nil
 	return true, nil
 }
 
