@@ -81,12 +81,11 @@ func EndSilentQuery(silence time.Duration) string {
 	return "SELECT " + setSQL(true, [][2]string{{"idle_in_transaction_session_timeout", milliseconds(silence)}}) + andSQL + noTransactionTimeoutSQL
 }
 
-// transactionOver says that the transaction that held the lock has ended.
-type transactionOver struct{ pg *pgconn.PgError }
-
-func (e transactionOver) Error() string {
-	if e.pg == nil {
-		return "the transaction that held the lock was ended"
+// transactionOver is the cause of the loss if the transaction that held the lock has ended, by an
+// error of the server's unless that is nil.
+func transactionOver(pgErr *pgconn.PgError) error {
+	if pgErr == nil {
+		return errors.New("the transaction that held the lock was ended")
 	}
-	return "the transaction that held the lock failed: " + ServerSays(e.pg)
+	return errors.New("the transaction that held the lock failed: " + ServerSays(pgErr))
 }

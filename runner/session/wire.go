@@ -321,7 +321,7 @@ func (s *Session) queryAnswered(rt *roundTrip, txStatus byte) {
 			s.fail(s.broken(errors.New("the server answered a question that nobody asked")))
 		}
 	case s.holding.Load() && txStatus != 'T' && (txStatus != 'E' || rt.left == 1): // an error has ended it, which frees its locks; see inSavepoint
-		s.fail(transactionOver{rt.pgError()})
+		s.fail(transactionOver(rt.pgError()))
 	case rt.left > 1:
 		rt.left--
 		rt.answers = append(rt.answers, nil)
