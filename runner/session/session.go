@@ -309,18 +309,14 @@ func (s *Session) Close() {
 			defer s.reading.Wait()
 		}
 		if goodbye && listens {
-			s.awaitEnd()
+			// Until the server has ended the session it may send announcements, and if it finds the
+			// socket closed, it logs that a client was lost.
+			_ = s.conn.SetReadDeadline(time.Now().Add(closeTimeout))
+			s.reading.Wait()
 		}
 		_ = s.conn.Close()
 		s.fail(net.ErrClosed)
 	})
-}
-
-// awaitEnd waits until the server has ended a session that has said goodbye. Up to then the server
-// may send announcements, and if it finds the socket closed, it logs that a client was lost.
-func (s *Session) awaitEnd() {
-	_ = s.conn.SetReadDeadline(time.Now().Add(closeTimeout))
-	s.reading.Wait()
 }
 
 // sayGoodbye ends the session at the server. First it cancels a request that is still under way, so
