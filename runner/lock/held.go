@@ -92,8 +92,7 @@ func (h *Held) release(ctx context.Context, tell []string) error {
 	}
 	var record []string
 	var recordErr error
-	recordedFirst := h.recordsApart()
-	if recordedFirst {
+	if h.recordsApart() {
 		recordErr = retryCanceledFunc(func() error { return h.recordEach(ctx) })
 	} else {
 		record = h.record.queries(h.record.end, h.endCommit())
@@ -109,7 +108,7 @@ func (h *Held) release(ctx context.Context, tell []string) error {
 	if stays {
 		h.staysUntil = time.Now().Add(stayForRole)
 	}
-	return h.judgeRelease(ctx, answers, err, recordedFirst)
+	return h.judgeRelease(ctx, answers, err, recordErr)
 }
 
 // After a brief run, or if the holder had to call those in line, the session stays for
@@ -134,8 +133,9 @@ func (h *Held) askAtEnd(ctx context.Context, r session.Request) ([]session.Rows,
 
 // judgeRelease says whether the locks are free, and warns of what else the server has rejected.
 // Each query was a transaction of its own, so an error of the others does not keep the server from
-// carrying out the unlock, which is the last.
-func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err error, recordedApart bool) error {
+// carrying out the unlock, which is the last. If an end was recorded before, in vain, recordErr says
+// why, and a warning has said so.
+func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err, recordErr error) error {
 	last := len(answers) - 1
 	released := answers[last].Is(strconv.Itoa(len(h.grants)))
 	if !released && h.cfg.mayHoldUnused(err) && h.cfg.freeUnused(ctx, h.Session, h.Locks()) == nil {
@@ -149,11 +149,11 @@ func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err err
 		return h.cfg.Claim.rejected(err)
 	case !released:
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
-	case err != nil && !recordedApart && h.record.owes(answers...): // it has rejected the record of an end
+	case err != nil && recordErr == nil && h.record.owes(answers...): // it has rejected the record of an end
 		h.recordAgain(ctx, err)
 	case err != nil && !h.isArrivalTimeout(err, answers):
 		h.warnUnannounced(err)
-	case err == nil && !recordedApart:
+	case err == nil && recordErr == nil:
 		h.checkRecorded(answers...)
 	}
 	return nil
