@@ -89,6 +89,77 @@ func TestAnnouncementTimesOut(t *testing.T) {
 	release(t, waiter.held(t))
 }
 
+// TestNotifiesHeldUp: another session's commit with a NOTIFY waits for a standby that is gone, and
+// holds up all commits with a NOTIFY. No start that others listen to is announced meanwhile, and so
+// none happens; but no session counts as silent, the waiters say what is in the way, and one starts
+// once that is over. If nobody listens, a run starts all the same, and so does a list's item at the
+// second try.
+func TestNotifiesHeldUp(t *testing.T) {
+	t.Parallel()
+	server := start(t, map[string]string{"synchronous_standby_names": "nobody"})
+	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 5*time.Second)
+	cfg.LockDelay = time.Second
+	holder := contend(t, cfg)
+	held := holder.held(t)
+	var waiters []*contender
+	for n := range 2 {
+		waiters = append(waiters, contend(t, cfg))
+		inLine(t, server, id(7), n+1)
+	}
+	application := plain(t, server.DSN("postgres"))
+	committed := make(chan error, 1)
+	go func() {
+		_, err := application.Exec(t.Context(), "BEGIN; SELECT pg_logical_emit_message(true, 'test', ''); NOTIFY test; COMMIT").ReadAll()
+		committed <- err
+	}()
+	eventually(t, "the commit waits for a standby", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")[0] == "1"
+	})
+
+	alone := cfg
+	alone.Claim = exclusive(8)
+	release(t, acquire(t, alone))
+	l := openList(t, cfg)
+	cfg.Claim = exclusive(9)
+	item := l.Attempt(cfg, false)
+	if _, err := l.Exchange(nil, item); item.Granted() || !session.Passing(err) || !strings.HasSuffix(err.Error(), " (55P03)") {
+		t.Errorf("granted %t, %v", item.Granted(), err)
+	}
+	item.Close()
+	settleItem(t, takeItem(t, l, cfg, 9, true))
+
+	release(t, held)
+	held.Close()
+	if said := holder.said(); !slices.Equal(said, []string{"unheard"}) {
+		t.Errorf("the holder says %v", said)
+	}
+	for _, w := range waiters {
+		eventually(t, "a waiter says what is in the way", func() bool { return len(w.why()) > 0 })
+	}
+	if !waiters[0].waits() || !waiters[1].waits() {
+		t.Error("a start that others could not hear of")
+	}
+	query(t, server, "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'") // it is committed here
+	if err := <-committed; err != nil {
+		t.Error(err)
+	}
+	first, second := waiters[0], waiters[1]
+	select {
+	case <-first.done:
+	case <-second.done:
+		first, second = second, first
+	}
+	release(t, first.held(t))
+	release(t, second.held(t))
+	for _, w := range waiters {
+		for _, reason := range w.why() {
+			if !strings.HasSuffix(reason, ": canceling statement due to lock timeout (55P03)") {
+				t.Errorf("a waiter waits because of %q", reason)
+			}
+		}
+	}
+}
+
 // TestReleasedUnannounced: a lock is released although the server rejects the announcement of the
 // end. A server does so when its queue of notifications is full; since that takes 8 GB, here a
 // missing right is the reason.

@@ -1,8 +1,6 @@
 package lock
 
 import (
-	"fmt"
-
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -23,16 +21,4 @@ import (
 // beatPlainly makes the heartbeat ask about nothing.
 func (b *bid) beatPlainly() {
 	b.session.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}})
-}
-
-// boundWaitsQueries have no query of a holder's session wait for another session's lock for longer
-// than until the next heartbeat. Where tables are made and dropped all the time, a heartbeat has to
-// read catalogs again, which VACUUM FULL or REINDEX of one may keep locked for minutes. Then the
-// server rejects the heartbeat, and that is an answer, too. In a transaction an error would free
-// the lock.
-func boundWaitsQueries(cfg session.Config) []string {
-	if cfg.Transaction {
-		return nil
-	}
-	return []string{fmt.Sprintf("SET lock_timeout = %d", leasetime.BeatEvery(cfg.Lease).Milliseconds())}
 }

@@ -67,8 +67,11 @@ func (b *bid) ledgerError(err error) error {
 		return fmt.Errorf("%w while the ledger is to note the start (has another session locked its tables?)", err)
 	}
 	pgErr := session.AnsweredError(err)
-	if pgErr == nil {
+	switch {
+	case pgErr == nil:
 		return err
+	case pgErr.Code == session.LockNotAvailable && pgErr.Where == "": // no function of the ledger waited, but the commit, for its NOTIFY
+		return b.cfg.Claim.rejected(err)
 	}
 	rejected := b.rejectedByLedger(err)
 	switch pgErr.Code {

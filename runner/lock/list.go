@@ -146,7 +146,6 @@ func (l *List) checkForStepDowns() {
 		beat.SQL = []string{fmt.Sprintf(`SELECT n FROM pg_catalog.unnest('{%s}'::bigint[]) AS n
 WHERE NOT %s`,
 			strings.Join(slices.Sorted(maps.Keys(of)), ","), advisory.ProbeNumberSQL(true, "n"))}
-		beat.Once = boundWaitsQueries(l.cfg.Session)
 		beat.Then = func(answers []session.Rows) {
 			for _, row := range answers[len(answers)-1] {
 				if h := of[strings.Join(row, " ")]; h != nil {

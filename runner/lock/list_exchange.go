@@ -223,7 +223,7 @@ func (x *exchange) freeAndTryQuery() string {
 // drawQuery is the query that draws one token for all bids. tryFits says that none uses a
 // ledger.
 func (x *exchange) drawQuery() string {
-	return x.next[0].cfg.bareDrawQuery(x.wanted().locks(), "NULL")
+	return x.next[0].cfg.bareDrawQuery(x.wanted().locks(), "NULL", false)
 }
 
 // freed are the locks to release.

@@ -80,15 +80,15 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	lists            the session outlives the lock, and holds others         Held.Close, exchange
 //	                 no first try travels with its login                     bid.trySQL
 //	                 it shows no token                                       showsToken
-//	                 each start is announced, though nobody may listen:      bareDrawQuery
-//	                 others may come back for the item without a line
+//	                 an exchange announces each start, though nobody may     bareDrawQuery
+//	                 listen: it tells the others on the list in any case
 //	                 nobody stands in line: the list comes back              Attempt.KeepListening
 //	through a pooler the locks are a transaction's: it tries, and ends       tryInTransaction,
 //	                 with the release                                        endTransaction
 //	                 to give back is to roll back                            giveBackQueries,
 //	                                                                         freeUnused
-//	                 an error frees the locks, and only the release          boundWaitsQueries,
-//	                 records the end                                         RecordEnd
+//	                 an error frees the locks, so no lock_timeout, and only  BeginQueries,
+//	                 the release records the end                             RecordEnd
 //	                 waiters poll                                            waiter.poll
 //	                 the token comes from a second session                   drawOnSecond
 //	the ledger       it is asked for the start, and told of the end          startInLedger,

@@ -130,9 +130,10 @@ type contender struct {
 	ended time.Time
 
 	// Of its log:
-	mu     sync.Mutex
-	events []string
-	texts  []string
+	mu      sync.Mutex
+	events  []string
+	texts   []string
+	reasons []string
 }
 
 func contend(t *testing.T, cfg lock.Config) *contender {
@@ -194,6 +195,13 @@ func (c *contender) said() []string {
 	return slices.Clone(c.events)
 }
 
+// why returns the reasons that the log has for waits and losses.
+func (c *contender) why() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.reasons)
+}
+
 // A contender is a log's handler.
 func (c *contender) Enabled(context.Context, slog.Level) bool { return true }
 func (c *contender) WithAttrs([]slog.Attr) slog.Handler       { return c }
@@ -203,8 +211,11 @@ func (c *contender) Handle(_ context.Context, r slog.Record) error {
 	defer c.mu.Unlock()
 	c.texts = append(c.texts, r.Message)
 	r.Attrs(func(a slog.Attr) bool {
-		if a.Key == "event" {
+		switch a.Key {
+		case "event":
 			c.events = append(c.events, a.Value.String())
+		case "reason":
+			c.reasons = append(c.reasons, a.Value.String())
 		}
 		return true
 	})

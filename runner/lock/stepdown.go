@@ -141,7 +141,7 @@ func (h *Held) stepDownSQL() string {
 func (h *Held) checkForStepDown() {
 	h.Session.SetHeartbeat(session.Heartbeat{
 		Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.readStepDown},
-		Once:    append(boundWaitsQueries(h.cfg.Session), h.endWarmupQueries()...),
+		Once:    h.endWarmupQueries(),
 	})
 	h.Session.BeatAt(boottime.Now().Add(min(crowd.FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease))))
 }

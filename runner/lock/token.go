@@ -69,10 +69,11 @@ func isListed(l advisory.Lock, row []string) bool {
 //
 //	draws the token                   once
 //	starts the run in the ledger      once, if no start that was heard can be in its way
-//	asks who listens, who is dormant  not for a list
+//	asks who listens, who is dormant  not in an exchange
 //	shows it in the session's name    for later looks
 //	evaluates further columns         for example to leave the line; once for each lock
-//	announces the start               on each lock's channel, if somebody listens
+//	announces the start               on each lock's channel, if somebody listens; in an exchange, in
+//	                                  any case
 //	lists the locks                   a row for each that the session has, for checkListed
 //
 // A transaction number is used up for good once its WAL is on disk. So there has to be something to
@@ -84,20 +85,21 @@ func (b *bid) drawQuery(locks []advisory.Lock, columns ...string) string {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
 		started = "(SELECT " + b.cfg.ledgerRun().StartSQL(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
 	}
-	return b.cfg.bareDrawQuery(locks, started, columns...)
+	return b.cfg.bareDrawQuery(locks, started, true, columns...)
 }
 
 // bareDrawQuery is drawQuery for a bid whose start in the ledger is the SQL expression started, or
-// NULL.
-func (cfg *Config) bareDrawQuery(locks []advisory.Lock, started string, columns ...string) string {
+// NULL. The question who listens costs more than a NOTIFY, of which an exchange has one anyway.
+func (cfg *Config) bareDrawQuery(locks []advisory.Lock, started string, asksWhoListens bool, columns ...string) string {
 	all := []string{
 		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",
 		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started,
 	}
-	from := fromLocksSQL
-	if !cfg.ofList {
+	from, listens := fromLocksSQL, "true"
+	if asksWhoListens {
 		all = append(all, "audience.dormant", "audience.listens")
 		from += ", (" + cfg.Claim.audienceQuery() + ") AS audience"
+		listens = "audience.listens"
 	} else {
 		all = append(all, "NULL", "NULL")
 	}
@@ -108,11 +110,8 @@ func (cfg *Config) bareDrawQuery(locks []advisory.Lock, started string, columns 
 	var ids []lockkey.ID
 	for _, l := range locks {
 		ids = append(ids, l.ID)
-		condition := "audience.listens"
-		if cfg.ofList {
-			condition = advisory.AmongSQL([]lockkey.ID{l.ID}) // only in this lock's row
-		}
-		all = append(all, fmt.Sprintf("CASE WHEN %s THEN %s END", condition, notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))))
+		inItsRow := advisory.AmongSQL([]lockkey.ID{l.ID})
+		all = append(all, fmt.Sprintf("CASE WHEN %s AND %s THEN %s END", listens, inItsRow, notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))))
 	}
 	// The session may have other locks, such as a ticket.
 	return "SELECT " + strings.Join(append(all, lockColumnsSQL), ",\n\t") + from + areOwnSQL + " AND " + advisory.AmongSQL(ids)

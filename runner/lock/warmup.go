@@ -27,7 +27,7 @@ func (h *Held) endWarmupQueries() []string {
 func (w *waiter) turnWarmupQueries() (queries []string) {
 	locks := w.cfg.Claim.locks()
 	if w.cfg.drawsWithTry() {
-		queries = append(queries, w.burstQuery(burstTries), w.cfg.bareDrawQuery(locks, "NULL")+" AND pid IS NULL")
+		queries = append(queries, w.burstQuery(burstTries), w.cfg.bareDrawQuery(locks, "NULL", true)+" AND pid IS NULL")
 	}
 	if w.startsOnOwn() {
 		queries = append(queries, "SELECT "+w.cfg.ledgerRun().StartSQL(w.cfg.ledgerLocks(locks)[0], "NULL", "NULL"))

@@ -100,6 +100,9 @@ func rejection(pgErr *pgconn.PgError) *Error {
 		hint = "free space on the server"
 	case QueueFull(pgErr):
 		hint = "a session that listens and stays in a transaction keeps the queue full: end the oldest one in pg_stat_activity"
+	case pgErr.Code == LockNotAvailable:
+		hint = "another session is in the way: it locks a system catalog or, if this was to announce something, its commit holds up all NOTIFYs, " +
+			"for instance since a standby doesn't answer (wait_event SyncRep in pg_stat_activity)"
 	case pgErr.Code == programLimitExceeded, pgErr.Code == OutOfMemory:
 		hint = visible.Text(pgErr.Hint)
 	case revoked(pgErr):

@@ -262,7 +262,6 @@ func (cfg Config) settings() [][2]string {
 		{"client_min_messages", "warning"},
 		{"datestyle", "ISO"}, // the server reads again what it has written, in any time zone
 		{"statement_timeout", "0"},
-		{"lock_timeout", "0"},
 	}
 }
 
@@ -275,6 +274,11 @@ func (cfg Config) sessionSettingsSQL(major int) string {
 	}
 	return setSQL(false, append(settings,
 		[2]string{"default_transaction_isolation", "read committed"}, // a start needs a new snapshot, and no heartbeat may wait: see readCommitted
+		// No query waits for another session's lock for longer than until the next heartbeat: an error is
+		// an answer, too. Where tables are made and dropped all the time, a query has to read catalogs
+		// again, which VACUUM FULL or REINDEX of one may keep locked for minutes. And a commit with a
+		// NOTIFY waits for all other such commits on the server, of which one may wait for a standby.
+		[2]string{"lock_timeout", milliseconds(leasetime.BeatEvery(cfg.Lease))},
 		[2]string{"idle_in_transaction_session_timeout", "0"},
 		[2]string{"idle_session_timeout", milliseconds(cfg.Lease)},
 		// While a query of ours runs, only these tell the server that we are gone. Those of TCP

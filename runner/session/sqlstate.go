@@ -15,6 +15,7 @@ const (
 	untranslatableCharacter           = "22P05"
 	ReadOnlySQLTransaction            = "25006"
 	IdleInTransactionSessionTimeout   = "25P03"
+	transactionTimeoutExceeded        = "25P04"
 	invalidAuthorizationSpecification = "28000"
 	invalidPassword                   = "28P01"
 	invalidCatalogName                = "3D000" // no such database
@@ -71,13 +72,13 @@ func QueueFull(err error) bool {
 const QueueUsageSQL = "pg_catalog.pg_notification_queue_usage()"
 
 // mayPass says whether an error may pass by itself: it is about the connection, the server's
-// resources and limits, its starts and stops, or a query that was canceled. The role's
-// statement_timeout may cancel one before the login has turned that off.
+// resources and limits, its starts and stops, another session's lock, or a query that was canceled.
+// The role's timeouts may cancel one before the login has turned them off.
 func mayPass(e *pgconn.PgError) bool {
 	for _, class := range []string{classConnection, classResources, classOperatorShutdown} {
 		if strings.HasPrefix(e.Code, class) {
 			return true
 		}
 	}
-	return e.Code == QueryCanceled || e.Code == programLimitExceeded
+	return slices.Contains([]string{QueryCanceled, programLimitExceeded, LockNotAvailable, transactionTimeoutExceeded}, e.Code)
 }

@@ -54,7 +54,9 @@ func (cfg Config) BeginQueries() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
 		OwnNames,
-		"SELECT " + setSQL(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
+		"SELECT " + setSQL(true, append(cfg.settings(),
+			[2]string{"lock_timeout", "0"}, // an error would free the lock
+			[2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
 			andSQL + noTransactionTimeoutSQL,
 	}
 }
