@@ -48,8 +48,12 @@ func (f *eachFlags) list(given []string) (*itemList, error) {
 const mostInMemory = 256 << 10
 
 // keep copies a file, from its present position on, into memory or, if it is long, into a file
-// without a name.
-func (l *itemList) keep(from io.Reader) error {
+// without a name. It copies no more after an item that is too long, at which read fails.
+func (l *itemList) keep(file io.Reader) error {
+	from := &untilTooLong{file: file, end: '\n'}
+	if l.null {
+		from.end = 0
+	}
 	var head bytes.Buffer
 	switch _, err := io.CopyN(&head, from, mostInMemory); {
 	case errors.Is(err, io.EOF):
@@ -58,11 +62,11 @@ func (l *itemList) keep(from io.Reader) error {
 	case err != nil:
 		return fmt.Errorf("read the items from %s: %w", l.name, err)
 	}
-	file, err := os.CreateTemp("", "pglead-each")
+	long, err := os.CreateTemp("", "pglead-each")
 	if err == nil {
-		l.copy = file
-		_ = os.Remove(file.Name())
-		_, err = io.Copy(file, io.MultiReader(&head, from))
+		l.copy = long
+		_ = os.Remove(long.Name())
+		_, err = io.Copy(long, io.MultiReader(&head, from))
 	}
 	if err != nil {
 		return explain(fmt.Errorf("copy the items from %s: %w", l.name, err), "", "TMPDIR names the directory for a copy of a long list")
@@ -79,6 +83,26 @@ func (l *itemList) Close() {
 // longestItem is more than a command line has room for in one argument (128
 // KiB on Linux).
 const longestItem = 128 << 10
+
+// untilTooLong reads a list up to the first item that is too long: /dev/zero would never end.
+type untilTooLong struct {
+	file   io.Reader
+	end    byte // of an item
+	length int  // of the item that is being read
+}
+
+func (u *untilTooLong) Read(p []byte) (n int, err error) {
+	if u.length > longestItem {
+		return 0, io.EOF
+	}
+	n, err = u.file.Read(p[:min(len(p), longestItem)])
+	if last := bytes.LastIndexByte(p[:n], u.end); last < 0 {
+		u.length += n
+	} else {
+		u.length = n - 1 - last
+	}
+	return n, err
+}
 
 // items reads the list from its start. Empty lines don't count.
 func (l *itemList) items() iter.Seq[string] {

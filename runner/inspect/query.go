@@ -59,10 +59,13 @@ func Role(ctx context.Context, on session.Connection) string {
 	return visible.Text(row[0])
 }
 
+// mostTermination is how long Terminate waits for a backend's end, in milliseconds.
+const mostTermination = 5000
+
 // Terminate ends a backend, and with it its locks. The role has to be a superuser, the
 // backend's own role, or a member of pg_signal_backend.
 func Terminate(ctx context.Context, on session.Connection, pid uint32) error {
-	rows, err := on.Query(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", pid))
+	rows, err := on.Query(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d, %d)", pid, mostTermination))
 	if denied, ok := errors.AsType[*session.Error](err); ok && denied.Kind == session.Denied {
 		return session.Errorf(session.Denied, "GRANT pg_signal_backend TO "+Role(ctx, on)+"; a superuser's session takes a superuser",
 			"end the session of backend %d: %w", pid, err)
@@ -70,11 +73,18 @@ func Terminate(ctx context.Context, on session.Connection, pid uint32) error {
 	if err != nil {
 		return err
 	}
-	row, err := rows.Only(1)
-	if err == nil && row[0] != "t" {
-		return session.Errorf(session.Unreachable, "", "there is no session %d any more", pid)
+	if rows.Is("t") {
+		return nil
 	}
-	return err
+	left, err := on.Query(ctx, fmt.Sprintf("SELECT 1 FROM pg_catalog.pg_stat_get_activity(%d)", pid))
+	switch {
+	case err != nil:
+		return err
+	case len(left) > 0:
+		return session.Errorf(session.Unreachable, "that process of the server hangs, or is stopped: its locks stay held until it goes on",
+			"end the session of backend %d: it was told to end, and has not for %d ms", pid, mostTermination)
+	}
+	return session.Errorf(session.Unreachable, "", "there is no session %d any more", pid)
 }
 
 // instantsSQL is an SQL expression by which the server writes instants as parseInstant reads them,

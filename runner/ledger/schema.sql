@@ -86,4 +86,17 @@ CREATE TABLE IF NOT EXISTS pglead.run (
 );
 CREATE INDEX IF NOT EXISTS run_key ON pglead.run (key, started);
 
+-- A restore that was interrupted has left out the primary keys, on which ON CONFLICT relies.
+DO $$ BEGIN
+	IF NOT EXISTS (SELECT FROM pg_catalog.pg_index WHERE indrelid = 'pglead.setting'::pg_catalog.regclass AND indisprimary) THEN
+		ALTER TABLE pglead.setting ADD PRIMARY KEY (one);
+	END IF;
+	IF NOT EXISTS (SELECT FROM pg_catalog.pg_index WHERE indrelid = 'pglead.lock'::pg_catalog.regclass AND indisprimary) THEN
+		ALTER TABLE pglead.lock ADD PRIMARY KEY (number, sub, reader);
+	END IF;
+	IF NOT EXISTS (SELECT FROM pg_catalog.pg_index WHERE indrelid = 'pglead.run'::pg_catalog.regclass AND indisprimary) THEN
+		ALTER TABLE pglead.run ADD PRIMARY KEY (number, sub, started, token);
+	END IF;
+END $$;
+
 GRANT SELECT ON pglead.setting, pglead.lock, pglead.run TO PUBLIC;

@@ -72,8 +72,8 @@ func Published(ctx context.Context, on session.Connection) ([]string, error) {
 	return r.lines(), r.err
 }
 
-// Missing lists what the ledger lacks: tables, functions and the row of pglead.setting. So it is if
-// another program has made a schema of that name, or a backup is restored in part, or without rows.
+// Missing lists what the ledger lacks: tables, their primary keys, functions and the row of
+// pglead.setting. So it is if another program has made a schema of that name, or a backup is restored in part, or without rows.
 // forRuns are those without which runs fail. An older ledger need not have what only newer
 // functions call.
 func Missing(ctx context.Context, on session.Connection) (forRuns, others []string, err error) {
@@ -84,7 +84,11 @@ FROM (VALUES ('setting', 'run'), ('lock', 'run'), ('run', 'run'), ('start_1', 'r
 	('missing_1', 'else'), ('pause_1', 'else'), ('resume_1', 'else'), ('prune_locks_1', 'else'), ('prune_runs_1', 'else'), ('fence', 'else')) AS n(name, use)
 WHERE (use <> 'call' OR EXISTS (SELECT 1 FROM own WHERE pg_catalog.strpos(prosrc, pg_catalog.concat('pglead.', name, '(')) > 0))
 AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = name AND relnamespace = pg_catalog.to_regnamespace('pglead')::oid
-	UNION ALL SELECT 1 FROM own WHERE proname = name)`)
+	UNION ALL SELECT 1 FROM own WHERE proname = name)
+UNION ALL
+SELECT pg_catalog.format('%s''s primary key', relname), relname <> 'setting' FROM pg_catalog.pg_class AS c
+WHERE relnamespace = pg_catalog.to_regnamespace('pglead')::oid AND relname IN ('setting', 'lock', 'run')
+	AND NOT EXISTS (SELECT FROM pg_catalog.pg_index WHERE indrelid = c.oid AND indisprimary AND indisvalid)`)
 	for _, row := range rows {
 		r := reader{row: row}
 		name, to := "pglead."+r.text(), &others
@@ -145,6 +149,9 @@ FROM pg_catalog.pg_trigger JOIN tables AS t ON t.oid = tgrelid WHERE NOT tgisint
 UNION ALL
 SELECT pg_catalog.format('pglead.%s has the rule %s', relname, rulename)
 FROM pg_catalog.pg_rewrite JOIN tables AS t ON t.oid = ev_class WHERE rulename <> '_RETURN' AND ev_enabled <> 'D'
+UNION ALL
+SELECT pg_catalog.format('pglead.%s has the constraint %s', relname, conname)
+FROM pg_catalog.pg_constraint JOIN tables AS t ON t.oid = conrelid WHERE relname <> 'setting' AND contype NOT IN ('p', 'n')
 UNION ALL
 SELECT pg_catalog.format('pglead.%s has row-level security', relname) FROM tables WHERE relrowsecurity
 UNION ALL
