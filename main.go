@@ -15,6 +15,8 @@ import (
 	"github.com/pglead/pglead/cmd"
 )
 
+// main is one of three ways in. The guard's is an init that takes over before it (package child,
+// guardprocess.go), the keeper's of an embedded server the first line of cmd.Main.
 func main() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		// pglead's goroutines wait for each other and for the server, and with more processors each

@@ -2,8 +2,7 @@
 // pause.go).
 //
 //	options                        the flags of run, and those that several commands have; mistakes
-//	config                         what they mean for a run, and the ledger's note of a command
-//	                               that can't be executed
+//	config                         what they mean for a run
 //	database                       the database that they name, and what the command is told of it
 //	each_items                     the list of each
 //	look, look_ledger              the commands that look at locks, or at the ledger
@@ -35,7 +34,7 @@ import (
 
 // Main runs pglead with the given arguments and returns its exit status.
 func Main(args []string) int {
-	if status, ok := localpg.RunKeeper(os.Args); ok {
+	if status, ok := localpg.RunKeeper(os.Args); ok { // this process is the keeper that a pglead has started
 		return status
 	}
 	u := newStderrUI()

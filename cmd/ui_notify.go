@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/visible"
 )
 
@@ -117,7 +119,11 @@ func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 	}
 	o.Away = func(obstacle error) {
 		away(obstacle)
-		if obstacle != nil {
+		switch {
+		case obstacle == nil:
+		case errors.As(obstacle, new(*ledger.PausedError)):
+			n.status("standing by; " + obstacle.Error())
+		default:
 			been, since := s.out.state()
 			n.status("standing by; " + been + " since " + at(since) + ": " + obstacle.Error())
 		}

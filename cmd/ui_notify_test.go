@@ -6,9 +6,44 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/ledger"
 )
+
+// TestPausedUnitIsReady: a unit counts as started although a pause keeps its command from starting.
+func TestPausedUnitIsReady(t *testing.T) {
+	dir, err := os.MkdirTemp("", "pglead-notify")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	address := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
+	conn, err := net.ListenUnixgram("unixgram", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	t.Setenv("NOTIFY_SOCKET", address.Name)
+	var cfg runner.Config
+	(&options{u: newUI(io.Discard)}).observe(&cfg, "leading")
+	why := &ledger.PausedError{By: "ann", Note: "disk swap"}
+	for range 3 {
+		cfg.Lock.Observer.Away(why)
+	}
+	cfg.Lock.Observer.Away(nil)
+	cfg.CommandObserver.Started()
+	for _, want := range []string{"READY=1\nSTATUS=standing by; " + why.Error(), "STATUS=leading since "} {
+		message := make([]byte, 1000)
+		n, err := conn.Read(message)
+		if err != nil || !strings.HasPrefix(string(message[:n]), want) {
+			t.Errorf("%q, %v", message[:n], err)
+		}
+	}
+}
 
 // TestWatchdogStarves: a process that is stuck doesn't feed the watchdog.
 func TestWatchdogStarves(t *testing.T) {

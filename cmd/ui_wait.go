@@ -2,13 +2,16 @@ package cmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"time"
 
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
@@ -34,7 +37,8 @@ type waitReport struct {
 	cfg   session.Config
 	claim lock.Claim
 	out   outage
-	said  int // how many lines the log has
+	said  int    // how many lines the log has
+	pause string // the pause that was told last, or empty
 
 	mu    sync.Mutex
 	began time.Time // of the wait, or zero
@@ -175,6 +179,20 @@ func (s *waitReport) logRarely(backend uint32, views []inspect.View) {
 	s.u.log.Warn(visible.Text(s.line(backend, views)), "event", "waiting")
 }
 
+// showPause tells of a pause, when it begins, and then rarely. It says whether that pause is new.
+func (s *waitReport) showPause(why error, level slog.Level) (isNew bool) {
+	text, waited := why.Error(), time.Since(s.begin())
+	isNew = text != s.pause
+	if s.pause = text; !isNew && waited < s.due() {
+		return false
+	}
+	for s.due() <= waited {
+		s.said++
+	}
+	s.u.log.Log(context.Background(), level, text+"; waiting", "event", "paused")
+	return isNew
+}
+
 // due is when the log gets its next line, counted from the start. After the last of the
 // minutes the interval doubles each time.
 func (s *waitReport) due() time.Duration {
@@ -193,22 +211,28 @@ func (o *options) observe(cfg *runner.Config, work string) {
 	s := &waitReport{u: u, cfg: cfg.Lock.Session, claim: cfg.Lock.Claim, out: outage{u: u}, began: time.Now()}
 	s.cfg.ApplicationName = "pglead"
 	cfg.CommandObserver.Started = s.end
-	hasStatus, to := u.hasStatus(), &cfg.Lock.Observer
+	hasStatus, to, pauseLevel := u.hasStatus(), &cfg.Lock.Observer, lock.LevelNotice
 	cfg.Lock.LongDelay = longDelay
 	switch {
 	case hasStatus:
 		to.Beside = s.keepStatus
 	case (os.Getenv("CI") != "" || u.watched()) && !o.quiet: // or it is a terminal without a status line
-		to.Waiting, cfg.Lock.LongDelay = s.logRarely, 0
+		to.Waiting, cfg.Lock.LongDelay, pauseLevel = s.logRarely, 0, slog.LevelWarn
 	}
 	to.Away = func(obstacle error) {
-		if obstacle == nil {
+		shown := true
+		switch {
+		case obstacle == nil:
+			s.pause = ""
 			s.showObstacle(nil)
 			s.out.answers()
 			return
+		case errors.As(obstacle, new(*ledger.PausedError)):
+			shown = s.showPause(obstacle, pauseLevel)
+		default:
+			s.out.away(obstacle)
 		}
-		s.out.away(obstacle)
-		if hasStatus {
+		if hasStatus && shown {
 			wait := s.begin()
 			s.showObstacle(func() string { return "waiting for " + brief(time.Since(wait)) + ": " + obstacle.Error() })
 		}

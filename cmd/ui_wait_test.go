@@ -17,6 +17,7 @@ import (
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -48,6 +49,42 @@ func TestRareLines(t *testing.T) {
 		s.logRarely(1, nil)
 		if got := log.String(); got != "pglead: deploy: waiting for 4d9h\n" {
 			t.Errorf("late: %s", got)
+		}
+	})
+}
+
+// TestPauseIsTold: a pause is told when it begins and, while it lasts, as rarely as a wait.
+func TestPauseIsTold(t *testing.T) {
+	t.Setenv("CI", "1")
+	t.Setenv("NOTIFY_SOCKET", "")
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		u := newUI(&log)
+		u.configure(false, false, false, []string{"nightly"})
+		o := &options{u: u}
+		var cfg runner.Config
+		o.observe(&cfg, "running")
+		one := &ledger.PausedError{By: "ann", Note: "disk swap"}
+		other := &ledger.PausedError{By: "bob"}
+		began := time.Now()
+		var told []string
+		for _, why := range []*ledger.PausedError{one, other} {
+			for range 100 {
+				before := log.Len()
+				cfg.Lock.Observer.Away(why)
+				if log.Len() > before {
+					told = append(told, fmt.Sprint(time.Since(began).Truncate(time.Minute), " ", log.String()[before:]))
+				}
+				time.Sleep(3 * time.Second)
+			}
+		}
+		cfg.Lock.Observer.Away(nil)
+		want := []string{"0s " + one.Error(), "1m0s " + one.Error(), "2m0s " + one.Error(), "5m0s " + other.Error()}
+		for i := range want {
+			want[i] = strings.Replace(want[i], "s ", "s pglead: nightly: ", 1) + "; waiting\n"
+		}
+		if !slices.Equal(told, want) {
+			t.Errorf("told %q, want %q", told, want)
 		}
 	})
 }

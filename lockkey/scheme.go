@@ -33,7 +33,7 @@ type Scheme struct {
 
 // Schemes are all schemes, the default one first. To add one:
 //
-//	its function  hash or parse, in others.go
+//	its function  hash or parse, in others.go if it is another program's
 //	its row       below
 //	its tests     vectors in scheme_test.go, and its lines in testdata/script/key.txtar; if it has
 //	              parse, also a place in scheme_test.go's list of schemes without slots

@@ -61,7 +61,8 @@ func (p *process) runOnce(cfg Config, candidate *lock.Candidate) (outcome Outcom
 		defer r.held.Close()
 		outcome, err = r.runCommand(ctx)
 	}
-	if taker.handOver(); ctx.Err() != nil && r.supervision == nil { // else supervise knows whether they asked for the end
+	taker.handOver()
+	if ctx.Err() != nil && r.supervision == nil { // after a start, supervise decides what has asked for the end
 		r.asked |= BySignal
 	}
 	if r.held != nil {

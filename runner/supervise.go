@@ -90,7 +90,7 @@ type command interface {
 //	     guardProcess.reportDeath   child/guardprocess.go         reports that all are reaped
 //	     Child.listen               child/child.go                closes Done
 //	     conclude                   supervise.go                  turns that into a LockLostError
-//	     run.finish, ReportLost   release.go, lock/report.go    tells the waiters, on a new session
+//	     run.finish, ReportLost     release.go, lock/report.go    tells the waiters, on a new session
 //	2/3  (leasetime.DeadAfter)                                    the command is certainly dead; with
 //	                                                              a lost-grace, later
 //	     waiter.endSilent           lock/line_silence.go          the first in line, which has seen

@@ -29,7 +29,7 @@ func (h Health) Ago() time.Duration { return h.Now.Sub(h.Success.Ended) }
 
 // Check judges the runs of a key that the ledger has under these numbers.
 func Check(ctx context.Context, on session.Connection, key string, ids []lockkey.ID, within time.Duration) (Health, error) {
-	facts, err := FactsOf(ctx, on, key, ids)
+	facts, err := factsOf(ctx, on, key, ids)
 	if err != nil {
 		return Health{}, err
 	}

@@ -91,8 +91,8 @@ func (f Facts) Pause() (last Pause) {
 	return last
 }
 
-// FactsOf are the facts of the locks of a key that have these numbers.
-func FactsOf(ctx context.Context, on session.Connection, key string, ids []lockkey.ID) (Facts, error) {
+// factsOf are the facts of the locks of a key that have these numbers.
+func factsOf(ctx context.Context, on session.Connection, key string, ids []lockkey.ID) (Facts, error) {
 	return readFacts(ctx, on, among(key, ids), 2*len(ids)+1000)
 }
 

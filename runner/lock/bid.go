@@ -143,12 +143,18 @@ func (cfg *Config) firstTrySQL() string {
 	return cfg.tryMissingSQL(cfg.Claim.locks(), false)
 }
 
-// addGrants adds the locks that a try has won, and notes that others have what it did not get.
-// Every grant comes through here, from try, tryInBurst, beginAndDraw and readExchange. The try
-// itself is sent with the login (firstTrySQL), by askTry, in a burst or an exchange, or by
-// Session.Begin. Then complete says whether it is the whole claim, checkListed whether
-// pg_locks agrees, and settle when a command may start. The verdict on each lock says how long the
-// last holder's command may be alive. addGrants returns whether there were any.
+// addGrants adds the locks that a try has won, and notes that others have what it did not get. It
+// returns whether there were any. The verdict on each lock says how long the last holder's command
+// may be alive. Every grant comes through here:
+//
+//	from          the try was sent
+//	try           by askTry or, if it is the first one, with the login (firstTrySQL)
+//	tryInBurst    by the burst
+//	beginAndDraw  by Session.Begin
+//	readExchange  by the exchange
+//
+// After that complete says whether it is the whole claim, checkListed whether pg_locks agrees, and
+// settle when a command may start.
 func (b *bid) addGrants(won []advisory.Lock) (some bool) {
 	for _, l := range won {
 		g := grant{Lock: l, verdict: b.verdictOn(l.ID)}

@@ -52,8 +52,8 @@ type Config struct {
 // Forever is a wait without end.
 const Forever = time.Duration(math.MaxInt64)
 
-// LevelNotice is the level of what lead says without -v. It lies between info and
-// warning, like syslog's notice.
+// LevelNotice is the level of what happens to the lock. lead shows it without -v. It lies between
+// info and warning, like syslog's notice.
 const LevelNotice = slog.LevelInfo + 2
 
 // AttemptMost is longer than one attempt can take: the connection to each host, a second

@@ -26,7 +26,7 @@ import (
 //	                       run requires a ledger that isn't there
 //	Session.Close          all the same, and after a loss            nothing, or what a report says
 //
-// Attempt's GiveBack uses Release or giveBack, whichever fits.
+// Attempt.GiveBack uses Release if the attempt has settled, otherwise giveBack.
 
 // giveBack frees locks under which no command was started.
 func (b *bid) giveBack(ctx context.Context) error {

@@ -19,7 +19,6 @@ const askPauseEvery = 3 * time.Second
 // If it waited before the pause, it then goes by the ledger, or by what it hears from then on;
 // otherwise it is like a new waiter, with a first try.
 func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) error {
-	w.cfg.Log.Log(ctx, LevelNotice, why.Error()+"; waiting", "event", "paused")
 	if !w.listener.evidence.Untouched() { // others may have had any of them
 		w.listener.evidence.Contest(w.cfg.Claim.IDs...)
 	}
@@ -33,6 +32,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 	}
 	for w.candidate.timeLeft() > 0 {
 		w.cfg.SayTrying(0)
+		w.cfg.Observer.away(why)
 		if err := w.sleep(ctx, min(max(left, askPauseEvery/30), askPauseEvery, w.candidate.timeLeft()), nil); err != nil {
 			return err
 		}

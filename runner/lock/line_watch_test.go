@@ -8,6 +8,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 )
@@ -68,5 +69,30 @@ func TestSilentEnds(t *testing.T) {
 	next.held(t)
 	if took := next.ended.Sub(ended); took < cfg.LockDelay || took > time.Second+cfg.LockDelay+slack {
 		t.Errorf("taken over from another program after %v", took)
+	}
+}
+
+// TestToldInTime: with a long lease the first in line looks rarely, but who has the lock is told each
+// minute.
+func TestToldInTime(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 5*time.Minute)
+	acquire(t, cfg)
+	told := make(chan time.Time, 10)
+	cfg.Observer.Waiting = func(_ uint32, views []inspect.View) {
+		if holders, _, _ := inspect.InLine(views, 0); len(holders) == 1 {
+			told <- time.Now()
+		}
+	}
+	contend(t, cfg)
+	first := <-told
+	select {
+	case second := <-told:
+		if second.Sub(first) < 30*time.Second {
+			t.Errorf("again after %v", second.Sub(first))
+		}
+	case <-time.After(2 * time.Minute):
+		t.Error("not told again for two minutes")
 	}
 }

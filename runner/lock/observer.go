@@ -13,10 +13,12 @@ import (
 // systemd does not read.
 type Observer struct {
 	// Waiting is called when a wait begins, and about once a minute from then on, with the holders
-	// of the locks and their waiters. Each call costs one more question to the server.
+	// of the locks and their waiters; in a waiter that doesn't listen, after its looks. Each call
+	// costs one more question to the server.
 	Waiting func(backend uint32, views []inspect.View)
-	// Away is called after each failed attempt, with the reason why the database can't be
-	// reached or used, and with nil when it answers.
+	// Away is called after each failed attempt, with the reason why the database can't be reached or
+	// used, every few seconds during a pause in the ledger, with that, and with nil when the wait for
+	// the locks goes on.
 	Away func(obstacle error)
 	// Delayed is called when a lock-delay begins, with the time when it will end, and with
 	// the zero time when it is over.
@@ -58,6 +60,15 @@ func (o Observer) delayed(d time.Duration) (over func()) {
 
 // tellEvery is how often Waiting is called.
 const tellEvery = time.Minute
+
+// untilTold is the time until Waiting is due. A waiter that doesn't listen, far back in a long line,
+// is content with its looks.
+func (w *waiter) untilTold() time.Duration {
+	if w.cfg.Observer.Waiting == nil || !w.listener.on {
+		return Forever
+	}
+	return time.Until(w.told.Add(tellEvery))
+}
 
 // tellObserver calls Alive, and Waiting when it is due.
 func (w *waiter) tellObserver(ctx context.Context) error {

@@ -22,7 +22,7 @@ import (
 // for the lock-delay. These are the reports:
 //
 //	                 the session was lost                the ledger has         waiters hear
-//	ReportLost     while the command ran               lost, or SetEnd's end  dead
+//	ReportLost       while the command ran               lost, or SetEnd's end  dead
 //	ReportEnded      after the command's end             SetEnd's end           dead; not of a list
 //	reportUnstarted  or given up, before its command's   stopped                dead, unless there was
 //	                 start, but after the announcement                          a delay

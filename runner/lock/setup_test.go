@@ -16,6 +16,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
@@ -146,7 +147,7 @@ func contendPreparing(t *testing.T, cfg lock.Config, prepare lock.Prepare) *cont
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	c := &contender{stop: cancel, done: make(chan struct{})}
-	cfg.Log = slog.New(c)
+	cfg.Log, cfg.Observer.Away = slog.New(c), c.away
 	go func() {
 		defer close(c.done)
 		c.got, c.err = lock.NewCandidate(cfg).Acquire(ctx, prepare)
@@ -200,6 +201,15 @@ func (c *contender) why() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.reasons)
+}
+
+// away notes that the contender waits for the end of a pause.
+func (c *contender) away(obstacle error) {
+	if errors.As(obstacle, new(*ledger.PausedError)) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.events = append(c.events, "paused")
+	}
 }
 
 // A contender is a log's handler.

@@ -132,7 +132,7 @@ func (w *waiter) standInLine(ctx context.Context) error {
 		if rest <= 0 {
 			return nil
 		}
-		rest = max(0, min(rest, time.Until(w.turn.Next())))
+		rest = max(0, min(rest, time.Until(w.turn.Next()), w.untilTold()))
 		w.cfg.SayTrying(rest) // the next look may be minutes away in a long line
 		if err := w.sleep(ctx, rest, w.listener.news); err != nil {
 			return err
@@ -151,11 +151,10 @@ func (w *waiter) standInLine(ctx context.Context) error {
 				return err
 			}
 		}
-		if !w.turn.LooksBy(now) {
-			continue
-		}
-		if err := w.lookAgain(ctx); err != nil {
-			return err
+		if w.turn.LooksBy(now) {
+			if err := w.lookAgain(ctx); err != nil {
+				return err
+			}
 		}
 		if err := w.tellObserver(ctx); err != nil {
 			return err

@@ -92,7 +92,7 @@ func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !s.cfg.Transaction { // the server ends the second session when it is idle
+	if !s.cfg.Transaction { // without a heartbeat idle_session_timeout would end it; through a pooler that isn't set
 		second.StartHeartbeat()
 	}
 	if err = s.learnStandbys(ctx, second); err != nil {
