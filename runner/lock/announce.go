@@ -111,7 +111,7 @@ const endPositionSQL = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit
 func (b *bid) endPayloadSQL(word evidence.Word, more ...string) string {
 	a := b.cfg.announcement(word)
 	a.CoversEarlier = b.coversEarlier
-	return a.PayloadSQL(strconv.FormatInt(b.token, 10), more...)
+	return a.PayloadSQL(strconv.FormatInt(b.Token, 10), more...)
 }
 
 // showsEnd says whether the session's name will show the end. Only a holder that has waited shows

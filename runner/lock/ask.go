@@ -24,13 +24,13 @@ func (b *bid) send(ctx context.Context, queries ...string) error {
 	if len(queries) == 0 {
 		return nil
 	}
-	_, err := b.session.Query(ctx, queries...)
+	_, err := b.Session.Query(ctx, queries...)
 	return b.cfg.Claim.rejected(err)
 }
 
 // askNumber sends a query that is answered by a number.
 func (b *bid) askNumber(ctx context.Context, query string) (int, error) {
-	rows, err := b.session.Query(ctx, query)
+	rows, err := b.Session.Query(ctx, query)
 	if err != nil {
 		return 0, b.cfg.Claim.rejected(err)
 	}

@@ -13,7 +13,7 @@ import (
 
 // bid is a claim on a session, as far as it has been granted. Once it has settled, Held has it.
 type bid struct {
-	session *session.Session
+	Session *session.Session // has the locks: they are lost with it
 	cfg     Config
 
 	place       place                      // its locks for a place in line, or for a call; the session's reader sets has[markLock]
@@ -35,7 +35,7 @@ type bid struct {
 // others.
 func newBid(l *listener, cfg Config, prepare Prepare) *bid {
 	return &bid{
-		session: l.s, cfg: cfg, listener: l, preparation: newPreparation(l.s, prepare),
+		Session: l.s, cfg: cfg, listener: l, preparation: newPreparation(l.s, prepare),
 		show: func(d describe.Description) { l.s.SetComment(d.Comment()) },
 	}
 }
@@ -65,7 +65,7 @@ func (b *bid) try(ctx context.Context) (granted bool, err error) {
 		err = failed
 	}
 	if b.cfg.mayHoldUnused(err) {
-		err = cmp.Or(b.cfg.freeUnused(ctx, b.session, b.possiblyHeld()), err)
+		err = cmp.Or(b.cfg.freeUnused(ctx, b.Session, b.possiblyHeld()), err)
 	}
 	return granted, err
 }
@@ -78,9 +78,9 @@ func (b *bid) possiblyHeld() []advisory.Lock {
 
 // askTry makes a try. The answer to the first one may have come with the login (firstTrySQL).
 func (b *bid) askTry(ctx context.Context) (won []advisory.Lock, err error) {
-	value, known := b.session.TakeFirstTry()
+	value, known := b.Session.TakeFirstTry()
 	if !known {
-		row, err := b.session.Row(ctx, 1, "SELECT "+b.trySQL())
+		row, err := b.Session.Row(ctx, 1, "SELECT "+b.trySQL())
 		if err != nil {
 			return nil, b.cfg.Claim.rejected(err)
 		}

@@ -135,17 +135,17 @@ func (c *Candidate) acquireOnce(ctx context.Context, prepare Prepare) (*Held, er
 // script, could still find the locks held. What a lost session had is left to the report.
 func (c *Candidate) abandon(ctx context.Context, w *waiter, err error) {
 	if w.place.everJoined() && w.place.ticket != 0 {
-		c.wait.former.ticket, c.wait.former.backend = w.place.ticket, w.session.BackendPID()
+		c.wait.former.ticket, c.wait.former.backend = w.place.ticket, w.Session.BackendPID()
 		if w.turn.Rank > 0 {
 			c.wait.front = w.turn.Rank <= crowd.MostWatchers
 		}
 	}
-	if w.session.Err() == nil && (errors.As(err, new(*LedgerError)) || session.AnsweredError(err) != nil || errors.Is(err, session.ErrUnconfirmed)) {
+	if w.Session.Err() == nil && (errors.As(err, new(*LedgerError)) || session.AnsweredError(err) != nil || errors.Is(err, session.ErrUnconfirmed)) {
 		late, cancel := lateAfter(ctx) // the run may be asked to end by now, and its start was announced
 		_ = w.giveBack(late)
 		cancel()
 	}
-	w.session.Close()
+	w.Session.Close()
 	c.wait.unended = w.listener.openStarts()
 	w.preparation.giveUp() // waits for the guard's start, which a debugger may delay
 	w.reportUnstarted(ctx)

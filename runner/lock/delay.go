@@ -25,7 +25,7 @@ func (b *bid) waitOut(ctx context.Context) error {
 		return err
 	}
 	if b.youngFor(b.reviewGrants()) > 0 {
-		if err := b.session.LearnAge(ctx); err != nil {
+		if err := b.Session.LearnAge(ctx); err != nil {
 			return err
 		}
 	}
@@ -84,8 +84,8 @@ func (b *bid) hold(ctx context.Context, d delay) error {
 			if d.heardOver() {
 				return nil
 			}
-		case <-b.session.Done():
-			return b.session.EndError()
+		case <-b.Session.Done():
+			return b.Session.EndError()
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -107,7 +107,7 @@ func (b *bid) logDelay(ctx context.Context, d delay) {
 func (b *bid) putOffStart(ctx context.Context, rest time.Duration) error {
 	b.dropDraw(ctx)
 	if b.mustNotWait {
-		return cmp.Or(b.session.EndError(), ErrDelayed)
+		return cmp.Or(b.Session.EndError(), ErrDelayed)
 	}
 	b.delayed = true
 	d := b.cfg.describe()

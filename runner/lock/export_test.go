@@ -21,7 +21,7 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 	return newBid(newListener(s, &cfg, contested), cfg, nil)
 }
 
-func (b *Bid) Lost() error                                       { return b.session.Err() }
+func (b *Bid) Lost() error                                       { return b.Session.Err() }
 func (b *Bid) Try(ctx context.Context) (granted bool, err error) { return b.try(ctx) }
 func (b *Bid) Settle(ctx context.Context) (*Held, error)         { return b.settle(ctx) }
 func (b *Bid) GiveBack(ctx context.Context) error                { return b.giveBack(ctx) }

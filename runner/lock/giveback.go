@@ -49,7 +49,7 @@ func (b *bid) unlock(ctx context.Context, also ...string) error {
 	b.forgetGrants()
 	err := b.send(ctx, queries...)
 	if b.cfg.mayHoldUnused(err) {
-		return b.cfg.freeUnused(ctx, b.session, locks)
+		return b.cfg.freeUnused(ctx, b.Session, locks)
 	}
 	return err
 }
@@ -84,7 +84,7 @@ func (cfg *Config) freeUnused(ctx context.Context, s *session.Session, locks []a
 // that hears of the end starts at once. After a delay that was waited out nothing is announced
 // either.
 func (b *bid) mayAnnounceEnd() bool {
-	return b.token != 0 && !b.delayed && !slices.ContainsFunc(b.grants, func(g grant) bool { return g.verdict.Delay > 0 })
+	return b.Token != 0 && !b.delayed && !slices.ContainsFunc(b.grants, func(g grant) bool { return g.verdict.Delay > 0 })
 }
 
 // giveBackQueries are the queries that give the locks back, stop the run in the ledger if it has

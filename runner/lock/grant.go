@@ -55,10 +55,10 @@ func (b *bid) youngFor(lockDelay time.Duration) time.Duration {
 	if lockDelay == 0 {
 		return 0
 	}
-	if followed, promoted := b.session.FollowedFor(); promoted && followed < lockDelay {
+	if followed, promoted := b.Session.FollowedFor(); promoted && followed < lockDelay {
 		return lockDelay
 	}
-	return max(0, lockDelay-b.session.ServerAge())
+	return max(0, lockDelay-b.Session.ServerAge())
 }
 
 // startsAtOnce says whether the current verdicts on these locks call for no delay.
@@ -117,7 +117,7 @@ func (b *bid) confirmGrants(ctx context.Context) error {
 	if !b.grants[0].since.IsZero() {
 		return nil
 	}
-	if err := b.session.AwaitStandbys(ctx); err != nil {
+	if err := b.Session.AwaitStandbys(ctx); err != nil {
 		return err
 	}
 	for i := range b.grants {

@@ -20,5 +20,5 @@ import (
 
 // beatPlainly makes the heartbeat ask about nothing.
 func (b *bid) beatPlainly() {
-	b.session.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}})
+	b.Session.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}})
 }

@@ -16,16 +16,9 @@ import (
 )
 
 // Held is a bid that has settled: locks under which a command may be started, and the session that
-// they depend on.
+// they depend on. Its bid has the Session, which they are lost with, the fencing Token, and the
+// SystemID of the cluster that the token belongs to.
 type Held struct {
-	// Session has the locks: they are lost with it.
-	Session *session.Session
-	// Token is the fencing token. It grows with every start in this cluster: the timeline in the
-	// upper 16 bits, the transaction number that this start used up in the lower 48.
-	Token int64
-	// SystemID names the cluster that the token belongs to.
-	SystemID string
-
 	*bid
 	settledAt time.Time    // when bid.settle was done, and the command could start
 	toCall    crowd.ToCall // whom in line it may have to call when it is done

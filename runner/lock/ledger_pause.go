@@ -22,7 +22,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 	if !w.listener.evidence.Untouched() { // others may have had any of them
 		w.listener.evidence.Contest(w.cfg.Claim.IDs...)
 	}
-	w.session.StartHeartbeat()
+	w.Session.StartHeartbeat()
 	if err := w.listener.unlisten(ctx); err != nil {
 		return err
 	}
@@ -36,7 +36,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 		if err := w.sleep(ctx, min(max(left, askPauseEvery/30), askPauseEvery, w.candidate.timeLeft()), nil); err != nil {
 			return err
 		}
-		rows, err := w.session.Query(ctx, ledger.PausedQuery(w.cfg.ledgerLocks(w.cfg.Claim.locks()), w.session.AsIsSQL()))
+		rows, err := w.Session.Query(ctx, ledger.PausedQuery(w.cfg.ledgerLocks(w.cfg.Claim.locks()), w.Session.AsIsSQL()))
 		if w.lostLedger(ctx, err) {
 			return w.giveUpLedger()
 		}
@@ -61,9 +61,9 @@ func (b *bid) namePaused(ctx context.Context, why *ledger.PausedError) {
 	locks := b.cfg.ledgerLocks(b.cfg.Claim.locks())
 	var queries []string
 	for _, l := range locks {
-		queries = append(queries, ledger.PausedQuery([]ledger.Lock{l}, b.session.AsIsSQL()))
+		queries = append(queries, ledger.PausedQuery([]ledger.Lock{l}, b.Session.AsIsSQL()))
 	}
-	answers, err := b.session.Ask(ctx, session.Request{SQL: queries})
+	answers, err := b.Session.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
 		return
 	}

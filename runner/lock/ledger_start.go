@@ -70,7 +70,7 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	if l.bid.record.begun() && len(l.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
-		l.proof.Closes[0] = max(l.proof.Closes[0], l.bid.token)
+		l.proof.Closes[0] = max(l.proof.Closes[0], l.bid.Token)
 		l.bid.dropDraw(ctx)
 		l.noteEvidence()
 	}
@@ -94,8 +94,8 @@ func (b *bid) dropDraw(ctx context.Context) {
 	if b.record.begun() {
 		ctx, cancel := lateAfter(ctx)
 		defer cancel()
-		_ = retryCanceled(ctx, b.session, b.record.queries(ledger.End{Outcome: ledger.Stopped}, "off")...)
-		if b.session.Err() != nil {
+		_ = retryCanceled(ctx, b.Session, b.record.queries(ledger.End{Outcome: ledger.Stopped}, "off")...)
+		if b.Session.Err() != nil {
 			return // reportUnstarted stops it
 		}
 	}
@@ -131,7 +131,7 @@ func (l *ledgerStart) noteEvidence() {
 // its end that no earlier command is alive either. The ledger alone is no evidence for that: roles
 // without access to it leave no rows in it.
 func (l *ledgerStart) noteStarted() {
-	l.bid.record = record{token: l.bid.token, owed: l.bid.Locks()}
+	l.bid.record = record{token: l.bid.Token, owed: l.bid.Locks()}
 	for i := range l.bid.grants {
 		if g := &l.bid.grants[i]; l.bid.review(g) > 0 {
 			g.verdict.CoversEarlier = false
@@ -238,24 +238,24 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	proof := l.proof
 	beside := b.cfg.Session.UsesSecondSession()
 	if beside {
-		proof.Backend = b.session.BackendPID()
+		proof.Backend = b.Session.BackendPID()
 	}
-	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.Locks()), b.cfg.Claim.Shared, b.token, b.systemID, proof) +
-		", " + b.session.AsIsSQL()
+	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.Locks()), b.cfg.Claim.Shared, b.Token, b.SystemID, proof) +
+		", " + b.Session.AsIsSQL()
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
 	if b.cfg.Session.Quorum {
-		row, err := b.session.AskSecond(ctx, start)
+		row, err := b.Session.AskSecond(ctx, start)
 		if err != nil || len(row) == 0 {
 			return "", err
 		}
 		return row[0], nil
 	}
 	queries := []string{"SELECT " + start + ", pg_catalog.set_config('synchronous_commit', 'local', true)"}
-	s := b.session
+	s := b.Session
 	if beside {
 		var err error
-		if s, err = b.session.Second(ctx); err != nil {
+		if s, err = b.Session.Second(ctx); err != nil {
 			return "", err
 		}
 		// It is one message: if somebody canceled a BEGIN of its own, the start would go on without
@@ -282,7 +282,7 @@ func (b *bid) lostLedger(ctx context.Context, err error) bool {
 	if !session.Undefined(err) && !session.HasCode(err, session.InsufficientPrivilege) {
 		return false
 	}
-	return b.session.AskLoginQuestion(ctx) == nil && !b.usesLedger()
+	return b.Session.AskLoginQuestion(ctx) == nil && !b.usesLedger()
 }
 
 // giveUpLedger notes that the run goes on without a ledger that was there, unless it requires one.

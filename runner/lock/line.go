@@ -189,7 +189,7 @@ var errMadeRoom = session.FullError("few connections are free: giving this one b
 // makeRoom returns errMadeRoom if too few connections are free for this waiter to keep its own.
 func (w *waiter) makeRoom(ctx context.Context, found *evidence.Look) error {
 	if w.limits == nil {
-		limits, err := inspect.ReadLimits(ctx, w.session)
+		limits, err := inspect.ReadLimits(ctx, w.Session)
 		if err != nil {
 			return w.cfg.Claim.rejected(err)
 		}
@@ -199,7 +199,7 @@ func (w *waiter) makeRoom(ctx context.Context, found *evidence.Look) error {
 	if crowd.MayStay(w.turn.Rank, found.Waiting, noneFree, w.limits.Server) {
 		return nil
 	}
-	left, err := w.limits.Room(ctx, w.session)
+	left, err := w.limits.Room(ctx, w.Session)
 	if err != nil {
 		return w.cfg.Claim.rejected(err)
 	}

@@ -28,7 +28,7 @@ import (
 func (w *waiter) goDormant(ctx context.Context) error {
 	w.turn.DropTry()
 	w.unwatch() // otherwise the end of the watch would later replace this heartbeat
-	w.session.SetHeartbeat(session.Heartbeat{
+	w.Session.SetHeartbeat(session.Heartbeat{
 		Every:   crowd.HearCall(w.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.place.line).ID).TryXactSQL()}, Then: w.hearCall},
 	})

@@ -92,7 +92,7 @@ func (w *waiter) enoughSilence(s evidence.Seat, found *evidence.Look) time.Durat
 // start that was heard after that may be another holder's, and still counts.
 func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, found *evidence.Look) error {
 	ask := func(end string) (session.Rows, error) {
-		return w.session.Query(ctx, fmt.Sprintf("SELECT %s\nFROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND %s",
+		return w.Session.Query(ctx, fmt.Sprintf("SELECT %s\nFROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND %s",
 			end, s.PID, s.Opened, s.Changed, describe.RequestSQL(s.Request)))
 	}
 	rows, err := ask(`CASE
@@ -136,7 +136,7 @@ func (b *bid) recordSilence(ctx context.Context, of evidence.Seat, found *eviden
 	for _, id := range found.HeldBy(of.PID) {
 		queries = append(queries, "SELECT "+ledger.End{Outcome: ledger.Lost}.RecordSQL(id, of.Token, "local"))
 	}
-	if _, err := b.session.Query(ctx, queries...); err != nil { // then those waiters wait for their lock-delay
+	if _, err := b.Session.Query(ctx, queries...); err != nil { // then those waiters wait for their lock-delay
 		b.cfg.Log.Info("the ledger was not told of it: "+err.Error(), "event", "ledger")
 	}
 }

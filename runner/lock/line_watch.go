@@ -70,13 +70,13 @@ func (w *waiter) startWatch(ctx context.Context, of evidence.Seat, enough time.D
 	over := watch.since.Add(enough) // the holder will have been silent for long enough
 	watch.mu.Unlock()
 	beat.Then = func(answers []session.Rows) { w.hearOfHolder(count, of, ask, answers[len(answers)-1]) }
-	w.session.SetHeartbeat(beat)
+	w.Session.SetHeartbeat(beat)
 	w.turn.WatchBegins(time.Now())
 	first := ask.whenDue(of.Age)
 	if of.Age < crowd.FirstBeat { // the request may have been its start, which this session has not heard
 		first = crowd.FirstBeat - of.Age + crowd.LookAfter
 	}
-	w.session.BeatAt(min(boottime.Now().Add(first), over))
+	w.Session.BeatAt(min(boottime.Now().Add(first), over))
 	return nil
 }
 
@@ -92,7 +92,7 @@ func (w *waiter) hearOfHolder(count int, of evidence.Seat, ask askPace, answer s
 	}
 	var next time.Duration
 	if watch.state, next = watch.judge(of, ask, received, answer); watch.state == watching {
-		w.session.BeatAt(received.Add(next))
+		w.Session.BeatAt(received.Add(next))
 		return
 	}
 	nudge(w.listener.news)
@@ -107,7 +107,7 @@ type askPace struct {
 // askPace is the pace for this place in line.
 func (w *waiter) askPace() askPace {
 	beat := leasetime.BeatEvery(w.cfg.Session.Lease)
-	if w.turn.Rank == 1 && w.session.Encrypted() {
+	if w.turn.Rank == 1 && w.Session.Encrypted() {
 		// The holder's connection may be encrypted, too. Then the holder's guard can't announce
 		// that its pglead was killed.
 		return askPace{beat, beat / 2}

@@ -38,9 +38,9 @@ func (b *bid) look(ctx context.Context, before ...string) (*evidence.Look, error
 	marks, noteMarks := b.markQueries()
 	query := evidence.LookQuery(b.cfg.Claim.Sought().Locks, b.nextLine(), crowd.MostListeners)
 	queries := slices.Concat(before, marks, []string{query}, b.arrivedQueries())
-	_, err := b.session.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
+	_, err := b.Session.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
 		found.Received = boottime.Now()
-		if ok = found.Parse(answers[len(before)+len(marks)], b.session.BackendPID()); !ok || !listens {
+		if ok = found.Parse(answers[len(before)+len(marks)], b.Session.BackendPID()); !ok || !listens {
 			return // what the look shows is no evidence to a bid that would not hear of its end
 		}
 		noteMarks(answers[len(before)])

@@ -61,7 +61,7 @@ func (b *bid) usesLedger() bool {
 // ledgerApplies is usesLedger, with an error if the run requires a ledger that is gone. In a list
 // another item may have found that out.
 func (b *bid) ledgerApplies() (use bool, err error) {
-	return b.cfg.Ledger.Applies(b.session.LoginAnswer())
+	return b.cfg.Ledger.Applies(b.Session.LoginAnswer())
 }
 
 // startsOnOwn says whether the lock's own session starts the run in the ledger, and not the second.

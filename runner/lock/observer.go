@@ -78,9 +78,9 @@ func (w *waiter) tellObserver(ctx context.Context) error {
 		return nil
 	}
 	w.told = time.Now()
-	views, err := inspect.Views(ctx, w.session, w.cfg.Claim.Sought())
+	views, err := inspect.Views(ctx, w.Session, w.cfg.Claim.Sought())
 	if err == nil {
-		o.Waiting(w.session.BackendPID(), views)
+		o.Waiting(w.Session.BackendPID(), views)
 	} else if session.AnsweredError(err) == nil { // no wait ends because others can't be described
 		return err
 	}

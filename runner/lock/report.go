@@ -228,7 +228,7 @@ func (b *bid) endLostQueries() (queries []string) {
 	if !b.cfg.ofList {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE %s AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
-			b.session.BackendPID(), describe.ShowsTokenSQL("application_name", b.token)))
+			b.Session.BackendPID(), describe.ShowsTokenSQL("application_name", b.Token)))
 	}
 	return queries
 }

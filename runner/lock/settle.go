@@ -45,7 +45,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	if !b.complete() {
 		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)
 	}
-	b.session.StartHeartbeat()
+	b.Session.StartHeartbeat()
 	usesLedger, err := b.ledgerApplies()
 	if err != nil {
 		return nil, err
@@ -60,18 +60,18 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	b.preparation.begin()
 	err = start(ctx)
 	if err == nil && !b.cfg.needsSecondLater() {
-		b.session.DropSecond()
+		b.Session.DropSecond()
 	}
 	err = cmp.Or(err, b.preparation.await())   // also after an error: giveUp needs the guard's start to be over
-	if err == nil && b.session.ExpireIfDue() { // the disk took longer than the rest of the lease
-		err = b.session.EndError()
+	if err == nil && b.Session.ExpireIfDue() { // the disk took longer than the rest of the lease
+		err = b.Session.EndError()
 	}
 	if err != nil {
 		return nil, err
 	}
-	h := &Held{Session: b.session, Token: b.token, SystemID: b.systemID, bid: b}
-	b.showHolding(h)
-	if err := b.session.EndError(); err != nil {
+	h := &Held{bid: b}
+	h.showHolding()
+	if err := b.Session.EndError(); err != nil {
 		return nil, err
 	}
 	h.settledAt, h.stepDowns = time.Now(), make(chan StepDown, 1)

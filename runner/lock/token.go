@@ -22,8 +22,10 @@ import (
 
 // drawn is a drawn token, and what is known of its start; before the draw, nothing.
 type drawn struct {
-	token    int64  // see Held.Token; 0 before the draw
-	systemID string // see Held.SystemID
+	// Token is the fencing token; 0 before the draw. It grows with every start in this cluster: the
+	// timeline in the upper 16 bits, the transaction number that this start used up in the lower 48.
+	Token    int64
+	SystemID string // of the cluster that the token belongs to
 	// audience says what the draw has shown of those in line: somebody listens, and somebody
 	// doesn't.
 	audience struct{ listens, dormant bool }
@@ -131,7 +133,7 @@ func (b *bid) noteDrawn(rows session.Rows) error {
 	b.audience.dormant = dormant > 0
 	err := b.keepToken(row[drawnToken], row[drawnSystem])
 	if err == nil && ledger.HasStarted(row[drawnStarted]) {
-		b.record = record{token: b.token, owed: b.Locks()}
+		b.record = record{token: b.Token, owed: b.Locks()}
 	}
 	return err
 }
@@ -154,7 +156,7 @@ func (b *bid) keepToken(token, systemID string) error {
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.token, b.systemID = number, systemID
+	b.Token, b.SystemID = number, systemID
 	return nil
 }
 
@@ -162,7 +164,7 @@ func (b *bid) keepToken(token, systemID string) error {
 // the command may start. The command's first deadline counts from the draw's last round trip on the
 // lock's own session.
 func (b *bid) drawAndAnnounce(ctx context.Context) error {
-	if b.token != 0 {
+	if b.Token != 0 {
 		return nil
 	}
 	if b.cfg.Session.UsesSecondSession() {
@@ -170,7 +172,7 @@ func (b *bid) drawAndAnnounce(ctx context.Context) error {
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.session.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.Locks())}, b.leaveQueries()...)})
+	answers, err := b.Session.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.Locks())}, b.leaveQueries()...)})
 	b.forgetPlace()
 	if err != nil && (len(answers) == 0 || len(answers[0]) == 0) {
 		return b.cfg.Claim.rejected(err)
@@ -180,8 +182,8 @@ func (b *bid) drawAndAnnounce(ctx context.Context) error {
 }
 
 // showHolding makes the session's comment say what it holds.
-func (b *bid) showHolding(h *Held) {
-	d := b.cfg.describe()
+func (h *Held) showHolding() {
+	d := h.cfg.describe()
 	d.Token, d.Slot, d.Since = h.Token, h.Slot(), time.Now()
-	b.show(d)
+	h.show(d)
 }

@@ -35,7 +35,7 @@ func (b *bid) drawOnSecond(ctx context.Context) error {
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.session.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumnsSQL+fromLocksSQL+areOwnSQL)})
+	answers, err := b.Session.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumnsSQL+fromLocksSQL+areOwnSQL)})
 	b.forgetPlace()
 	if err != nil {
 		return b.cfg.Claim.rejected(err)
@@ -52,7 +52,7 @@ func (b *bid) tokenOnSecond(ctx context.Context) ([]string, error) {
 	if !b.cfg.Session.Quorum {
 		columns, width = columns+", pg_catalog.set_config('synchronous_commit', 'local', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')", 4
 	}
-	row, err := b.session.AskSecond(ctx, columns)
+	row, err := b.Session.AskSecond(ctx, columns)
 	switch {
 	case err != nil:
 		return nil, err

@@ -61,10 +61,10 @@ func (b *bid) tryInTransaction(ctx context.Context) (bool, error) {
 // waits for a while, gives its own back, and begins again. (With a quorum the session depends on
 // the second one, and ends with it.)
 func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
-	if _, err := b.session.Second(ctx); err != nil {
+	if _, err := b.Session.Second(ctx); err != nil {
 		return false, err
 	}
-	value, err := b.session.Begin(ctx, b.trySQL())
+	value, err := b.Session.Begin(ctx, b.trySQL())
 	if err != nil {
 		return false, b.cfg.Claim.rejected(err)
 	}
@@ -95,7 +95,7 @@ func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
 	defer stop()
 	failed := b.send(late, "ROLLBACK")
 	if errors.Is(err, noSecond) {
-		b.session.DropSecond() // its request is still under way
+		b.Session.DropSecond() // its request is still under way
 	}
 	return false, cmp.Or(failed, err)
 }

@@ -103,12 +103,12 @@ func (w *waiter) awaitGrant(ctx context.Context) error {
 	if w.cfg.announces() {
 		step = w.standInLine
 		w.beatPlainly()
-		w.session.StartHeartbeat()
+		w.Session.StartHeartbeat()
 	}
 	if err := w.preparation.await(); err != nil {
 		return err
 	}
-	defer w.cfg.Observer.beside(ctx, w.session)()
+	defer w.cfg.Observer.beside(ctx, w.Session)()
 	for w.candidate.timeLeft() > 0 && !w.complete() {
 		if err := step(ctx); err != nil {
 			return err
@@ -181,8 +181,8 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, news <-chan struct{
 	select {
 	case <-time.After(max(0, d)):
 	case <-news:
-	case <-w.session.Done():
-		return w.session.EndError()
+	case <-w.Session.Done():
+		return w.Session.EndError()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -222,7 +222,7 @@ func (w *waiter) tryInBurst(ctx context.Context) (granted bool, err error) {
 	}
 	later, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := w.session.Ask(later, session.Request{SQL: queries})
+	answers, err := w.Session.Ask(later, session.Request{SQL: queries})
 	if err != nil {
 		// If the ledger failed, settle finds out more.
 		if !draws || !starts || session.AnsweredError(err) == nil || len(answers[0]) == 0 {
@@ -260,7 +260,7 @@ func (w *waiter) burstQuery(first int) string {
 
 // poll waits where there is no line: in a transaction.
 func (w *waiter) poll(ctx context.Context) error {
-	if _, err := w.session.Second(ctx); err != nil { // it is open before the lock is free: see session.Open
+	if _, err := w.Session.Second(ctx); err != nil { // it is open before the lock is free: see session.Open
 		return err
 	}
 	for polls := crowd.PollBackoff(); w.candidate.timeLeft() > 0; {
@@ -287,12 +287,12 @@ func (w *waiter) refuse(ctx context.Context) error {
 	if !w.cfg.Log.Enabled(ctx, slog.LevelWarn) {
 		return conflict
 	}
-	views, err := inspect.Holders(ctx, lastQuery{w.session}, w.cfg.Claim.IDs...)
+	views, err := inspect.Holders(ctx, lastQuery{w.Session}, w.cfg.Claim.IDs...)
 	if err != nil {
 		return conflict // without their names
 	}
 	for _, view := range views {
-		if view.Backend != w.session.BackendPID() && slices.Contains(w.cfg.Claim.IDs, view.ID) {
+		if view.Backend != w.Session.BackendPID() && slices.Contains(w.cfg.Claim.IDs, view.ID) {
 			conflict.Holders = append(conflict.Holders, view)
 		}
 	}
