@@ -66,7 +66,7 @@ func (x *examination) tls(context.Context) checkup.Check {
 				return checkup.Notef("sslmode=verify-full, and sslrootcert if the authority is a private one", "%s; "+unverified, seen)
 			}
 		}
-		if list := session.UnreadList(); list != "" {
+		if list := session.IgnoredCRL(); list != "" {
 			return checkup.Notef("certificates that expire soon need no such list",
 				"%s, certificate verified, but not against %q: psql looks there for revoked certificates, and pglead does not", seen, list)
 		}

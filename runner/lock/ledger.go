@@ -39,25 +39,25 @@ func (b *bid) drawStartsRun(locks []advisory.Lock) bool {
 	if len(locks) != 1 || b.cfg.Claim.Shared || !b.startsOnOwn() {
 		return false
 	}
-	tokens, blind := b.openStarts(locks)
-	return len(tokens) == 0 && !blind
+	tokens, incomplete := b.openStarts(locks)
+	return len(tokens) == 0 && !incomplete
 }
 
 // openStarts are the tokens of the starts that are open, as far as was heard, and of those that are
-// unended from an earlier session, unless there is evidence enough to start at once; blind says that
-// some tokens aren't known.
-func (b *bid) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
+// unended from an earlier session, unless there is evidence enough to start at once; incomplete says
+// that some tokens aren't known.
+func (b *bid) openStarts(locks []advisory.Lock) (tokens []int64, incomplete bool) {
 	if b.cfg.LockDelay == 0 {
 		return nil, false
 	}
 	for _, l := range locks {
 		more, unknown := b.listener.evidence[l.ID].OpenStarts()
-		tokens, blind = append(tokens, more...), blind || unknown
+		tokens, incomplete = append(tokens, more...), incomplete || unknown
 		if b.verdictOn(l.ID).Delay > 0 {
 			tokens = append(tokens, b.listener.unended[l.ID]...)
 		}
 	}
-	return tokens, blind
+	return tokens, incomplete
 }
 
 // ledgerError turns an error of the ledger into one of this package. A waiting run survives an

@@ -31,7 +31,7 @@ type ledgerStart struct {
 // is alive.
 func (b *bid) startInLedger(ctx context.Context) error {
 	start := ledgerStart{bid: b, proof: ledger.Proof{OthersDead: b.reviewGrants() == 0, Closes: make([]int64, len(b.grants))}}
-	if _, blind := b.openStarts(b.Locks()); blind && !start.proof.OthersDead {
+	if _, incomplete := b.openStarts(b.Locks()); incomplete && !start.proof.OthersDead {
 		if err := start.waitWithoutLedger(ctx); err != nil {
 			return err
 		}

@@ -119,9 +119,9 @@ func withoutTLSFiles(dsn string, cause error) (*pgconn.Config, error) {
 	return nil, cause
 }
 
-// UnreadList is libpq's own list of revoked certificates, if there is one: pglead can't read it. (If
+// IgnoredCRL is libpq's own list of revoked certificates, if there is one: pglead can't read it. (If
 // another is named, ParseDSN refuses that.)
-func UnreadList() string {
+func IgnoredCRL() string {
 	file := namedFile("", "sslcrl", ".postgresql/root.crl")
 	if _, err := os.Stat(file); err != nil {
 		return ""

@@ -16,8 +16,9 @@ type heardWord struct {
 	applied bool
 }
 
-// standing is what a session is to the waiter. What a word does depends on the standing of the
-// session that says it. Of clean and dead the table says whose runs they can end (ends):
+// trust is how far the waiter trusts a session, by what that is to it. What a word does depends on
+// the trust in the session that says it. Of clean and dead the table says whose runs they can end
+// (ends):
 //
 //	            started        clean                     dead
 //	asOwn       counts         any                       any
@@ -32,17 +33,17 @@ type heardWord struct {
 // (speaksOf). dead counts only if it names the token of a confirmed start (counts). About what the
 // ledger knows, only the waiter's own role is believed (KnowsDead). A stranger's words can only
 // make the waiter wait, and for no longer than the waiter's own settings do.
-type standing int
+type trust int
 
 const (
-	asStranger standing = iota // it may be anybody
-	asRelative                 // it has the role of a holder that was seen, and whose command may be alive
-	asHolder                   // it was seen to hold the lock
-	asOwn                      // it has the waiter's role
+	asStranger trust = iota // it may be anybody
+	asRelative              // it has the role of a holder that was seen, and whose command may be alive
+	asHolder                // it was seen to hold the lock
+	asOwn                   // it has the waiter's role
 )
 
-// standingOf is the standing of a session, as far as its role is known.
-func (e *Evidence) standingOf(pid uint32) standing {
+// trustIn is the trust in a session, as far as its role is known.
+func (e *Evidence) trustIn(pid uint32) trust {
 	switch {
 	case e.ownRole != 0 && e.peers[pid].role == e.ownRole:
 		return asOwn
@@ -57,7 +58,7 @@ func (e *Evidence) standingOf(pid uint32) standing {
 // applyWords applies each word that counts, and has not been applied yet.
 func (e *Evidence) applyWords() {
 	for i, w := range e.words {
-		if w.Word == Dead && e.standingOf(w.PID) == asOwn {
+		if w.Word == Dead && e.trustIn(w.PID) == asOwn {
 			e.dropStarts(w, func(s knownStart) bool { return !e.isConfirmed(s) })
 		}
 		if e.peers[w.PID].role != 0 {
@@ -98,7 +99,7 @@ func (e *Evidence) apply(w heardWord) {
 	case w.Token == last.token && w.CoversEarlier: // so far the end was only seen, in the session's name
 		last.coversEarlier = true
 	}
-	if e.standingOf(w.PID) == asOwn {
+	if e.trustIn(w.PID) == asOwn {
 		e.last.ownToken = w.Token
 		if w.CoversEarlier {
 			e.last.ownDeadUpTo = max(e.last.ownDeadUpTo, w.Token)
@@ -117,7 +118,7 @@ func (e *Evidence) counts(w heardWord) bool {
 	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s knownStart) bool { return s.token == w.Token && e.isConfirmed(s) }) {
 		return false
 	}
-	return e.standingOf(w.PID) > asStranger
+	return e.trustIn(w.PID) > asStranger
 }
 
 // sameRole says whether two sessions are known to have the same role.
@@ -138,13 +139,13 @@ func (e *Evidence) fromHolder(w heardWord) bool {
 }
 
 // ends says whether a word that counts ends this start: the word speaks of that run, and its
-// session may end it, row by row as the table of standing says.
+// session may end it, row by row as the table of trust says.
 func (e *Evidence) ends(w heardWord, s knownStart) bool {
 	if s.kind == ofTooMany || !e.speaksOf(w, s) {
 		return false
 	}
 	ofItsRole := e.sameRole(s.pid, w.PID)
-	switch e.standingOf(w.PID) {
+	switch e.trustIn(w.PID) {
 	case asOwn:
 		return true
 	case asHolder:
@@ -216,7 +217,7 @@ func (e *Evidence) dropWords(pid uint32) {
 // cancelOwn removes the start that a stranger, or a session that is gone, has announced itself, if
 // this is its word clean. The word does nothing else: a stranger's start is not worth waiting for.
 func (e *Evidence) cancelOwn(w heardWord) {
-	if w.Word != Clean || e.standingOf(w.PID) > asStranger {
+	if w.Word != Clean || e.trustIn(w.PID) > asStranger {
 		return
 	}
 	if e.dropStarts(w, func(s knownStart) bool { return s.pid == w.PID }) && e.last != nil {
@@ -251,5 +252,5 @@ func (e *Evidence) NoteRole(pid, role uint32) {
 func (e *Evidence) Trusts(pid uint32) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.standingOf(pid) > asStranger
+	return e.trustIn(pid) > asStranger
 }

@@ -309,7 +309,7 @@ func (e *Evidence) NoteSilence(of Seat) {
 			continue
 		}
 		e.last.token = max(e.last.token, s.token)
-		if e.standingOf(s.pid) == asOwn {
+		if e.trustIn(s.pid) == asOwn {
 			e.last.ownDeadUpTo = max(e.last.ownDeadUpTo, s.token)
 		}
 	}
@@ -361,18 +361,18 @@ func (e *Evidence) Verdict(firstTry time.Duration) Verdict {
 	return v
 }
 
-// OpenStarts are the tokens of the starts that are open; blind says that some tokens aren't known.
-func (e *Evidence) OpenStarts() (tokens []int64, blind bool) {
+// OpenStarts are the tokens of the starts that are open; incomplete says that some aren't known.
+func (e *Evidence) OpenStarts() (tokens []int64, incomplete bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, s := range e.starts {
 		if s.token == 0 || s.kind == ofTooMany {
-			blind = true
+			incomplete = true
 			continue
 		}
 		tokens = append(tokens, s.token)
 	}
-	return tokens, blind
+	return tokens, incomplete
 }
 
 // KnowsDead says whether the command of a token is known to be dead, although the ledger has no end

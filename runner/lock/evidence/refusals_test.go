@@ -114,8 +114,8 @@ func TestManyBriefRuns(t *testing.T) {
 	for _, pid := range h.RolesWanted() {
 		h.NoteRole(pid, 0)
 	}
-	if tokens, blind := h.OpenStarts(); len(tokens) > 0 || blind {
-		t.Errorf("open: %v, %t", tokens, blind)
+	if tokens, incomplete := h.OpenStarts(); len(tokens) > 0 || incomplete {
+		t.Errorf("open: %v, %t", tokens, incomplete)
 	}
 }
 

@@ -40,7 +40,7 @@ func (e *Evidence) delayFor(s knownStart) time.Duration {
 	switch {
 	case !e.isConfirmed(s):
 		return 0
-	case s.kind == ofTooMany, e.standingOf(s.pid) == asOwn: // the former is the longest of several such delays
+	case s.kind == ofTooMany, e.trustIn(s.pid) == asOwn: // the former is the longest of several such delays
 		return s.outlives
 	}
 	return min(s.outlives, e.waiter.Lease)
@@ -85,5 +85,5 @@ func (e *Evidence) noteStart(s knownStart) {
 // isConfirmed says whether a start is known to be real: its session is no stranger, or it is known in
 // another way than by the word of a session.
 func (e *Evidence) isConfirmed(s knownStart) bool {
-	return s.kind != ofSession || e.standingOf(s.pid) > asStranger
+	return s.kind != ofSession || e.trustIn(s.pid) > asStranger
 }
