@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // envPrefix and a flag's name in capitals make the flag's variable.
@@ -156,15 +157,7 @@ func (d *duration) String() string {
 	case 0:
 		return "0"
 	}
-	// nobody writes 10m0s for 10m
-	s := d.value.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
+	return visible.Duration(d.value)
 }
 
 func (d *duration) Type() string { return "D" } // its name in help, as in REFERENCE.md

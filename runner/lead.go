@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // Restart says after which ends of the command its node stands for election again.
@@ -100,7 +101,7 @@ func (cfg LeadConfig) warnOfRestart(o Outcome, err error, pause time.Duration) {
 	}
 	text += "; standing for election again"
 	if pause > 0 {
-		text += " in " + pause.String()
+		text += " in " + visible.Duration(pause)
 	}
 	cfg.Lock.Log.Warn(text, "event", event)
 }

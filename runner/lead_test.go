@@ -33,7 +33,7 @@ func TestPauses(t *testing.T) {
 	}{
 		"the pause doubles, up to a minute": {
 			ends(sec, 2*sec, 4*sec, 8*sec, 16*sec, 32*sec, 60*sec, 60*sec),
-			`event=restarting "the command ended after 1s (exit status 1); standing for election again in 1m0s"`,
+			`event=restarting "the command ended after 1s (exit status 1); standing for election again in 1m"`,
 		},
 		"after a good run it begins anew": {
 			append(ends(sec, 2*sec, 4*sec), after{lasts(restartSettled), nil, sec}, after{lasts(sec), nil, 2 * sec}),

@@ -15,6 +15,7 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // supervision watches over a command that runs under a lock. It listens to both, and keeps what has
@@ -236,7 +237,7 @@ func (s *supervision) stepDown(request lock.StepDown) {
 
 func (s *supervision) timeOut() {
 	s.askToEnd(ByTimeout)
-	s.run.log.Error(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.run.cfg.Timeout), "event", "timeout")
+	s.run.log.Error(fmt.Sprintf("the command ran for all of the %s that --timeout allows; sending SIGTERM", visible.Duration(s.run.cfg.Timeout)), "event", "timeout")
 	s.startKillAfter(s.run.cfg.KillAfterTimeout)
 }
 

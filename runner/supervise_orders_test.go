@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // step is something that may happen to a command and its lock before the end.
@@ -132,7 +133,7 @@ func inOrder(t *testing.T, order []step) {
 		}
 		want.outcome.Asked |= step.asked
 		for _, line := range step.said {
-			fmt.Fprintf(&said, "%v %s\n", at[i], strings.ReplaceAll(line, "TIMEOUT", at[i].String()))
+			fmt.Fprintf(&said, "%v %s\n", at[i], strings.ReplaceAll(line, "TIMEOUT", visible.Duration(at[i])))
 		}
 	}
 	want.transcript = said.String() + last

@@ -15,6 +15,7 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // waiter is a candidate's bid, which waits in line for what the first try did not get.
@@ -317,7 +318,7 @@ type ConflictError struct {
 func (e *ConflictError) Error() string {
 	text := fmt.Sprintf("the lock in %s is held elsewhere", e.Database)
 	if e.Waited > 0 {
-		text = fmt.Sprintf("the lock in %s was held elsewhere for all of the %v that --wait allows", e.Database, e.Waited)
+		text = fmt.Sprintf("the lock in %s was held elsewhere for all of the %s that --wait allows", e.Database, visible.Duration(e.Waited))
 	}
 	const most = 3
 	for i, holder := range e.Holders {
