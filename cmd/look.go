@@ -16,8 +16,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// lookFlags are the flags of the commands that look at locks, or ask for something about
-// them.
+// lookFlags are the flags of the commands that look at locks, or ask for something about them.
 type lookFlags struct {
 	options
 	server session.Config // how to connect; set by connect

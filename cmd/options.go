@@ -16,8 +16,8 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// options are the flags of run, and those that several commands have, with their defaults. A command registers those
-// that it takes. To add one:
+// options are the flags of run, and those that several commands have, with their defaults. A command
+// registers those that it takes. To add one:
 //
 //	its field          here
 //	its default        newOptions

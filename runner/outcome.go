@@ -14,8 +14,8 @@ import (
 
 // Outcome is the end of a command that ran.
 //
-// A run that got its lock ends in one of these ways. The third column is what the ledger notes (endOf, endUnstarted),
-// the last one the exit status (package cmd, exit.go).
+// A run that got its lock ends in one of these ways. The third column is what the ledger notes
+// (endOf, endUnstarted), the last one the exit status (package cmd, exit.go).
 //
 //	the command                outcome, error                    noted               exit status
 //	ended by itself            Outcome                           ok, failed, killed  its own

@@ -73,7 +73,8 @@ func Published(ctx context.Context, on session.Connection) ([]string, error) {
 }
 
 // Missing lists what the ledger lacks: tables, their primary keys, functions and the row of
-// pglead.setting. So it is if another program has made a schema of that name, or a backup is restored in part, or without rows.
+// pglead.setting. So it is if another program has made a schema of that name, or a backup is
+// restored in part, or without rows.
 // forRuns are those without which runs fail. An older ledger need not have what only newer
 // functions call.
 func Missing(ctx context.Context, on session.Connection) (forRuns, others []string, err error) {

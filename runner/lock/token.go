@@ -91,7 +91,7 @@ func (b *bid) drawQuery(locks []advisory.Lock, columns ...string) string {
 }
 
 // bareDrawQuery is drawQuery for a bid whose start in the ledger is the SQL expression started, or
-// NULL. The question who listens costs more than a NOTIFY, of which an exchange has one anyway.
+// NULL. An exchange doesn't ask who listens: the question costs more than a NOTIFY.
 func (cfg *Config) bareDrawQuery(locks []advisory.Lock, started string, asksWhoListens bool, columns ...string) string {
 	all := []string{
 		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",

@@ -36,8 +36,8 @@ type Config struct {
 	Database *pgconn.Config // from ParseDSN
 
 	// Lease is how long the server lets the session live without hearing from it
-	// (idle_session_timeout or, in a transaction, idle_in_transaction_session_timeout). The session gives itself up earlier: see
-	// leasetime.HolderShare.
+	// (idle_session_timeout or, in a transaction, idle_in_transaction_session_timeout). The session
+	// gives itself up earlier: see leasetime.HolderShare.
 	Lease time.Duration
 
 	// ConnectTimeout bounds each attempt, login and checks included. A Client waits as long for an
