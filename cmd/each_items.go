@@ -96,10 +96,13 @@ func (u *untilTooLong) Read(p []byte) (n int, err error) {
 		return 0, io.EOF
 	}
 	n, err = u.file.Read(p[:min(len(p), longestItem)])
-	if last := bytes.LastIndexByte(p[:n], u.end); last < 0 {
+	switch first := bytes.IndexByte(p[:n], u.end); {
+	case first < 0:
 		u.length += n
-	} else {
-		u.length = n - 1 - last
+	case u.length+first > longestItem: // that item ends here
+		u.length += first
+	default:
+		u.length = n - 1 - bytes.LastIndexByte(p[:n], u.end)
 	}
 	return n, err
 }

@@ -52,3 +52,45 @@ func TestCopyOfListFails(t *testing.T) {
 		}
 	}
 }
+
+// TestListThatNeverEnds: nothing is copied after an item that is too long, however the list comes in
+// pieces.
+func TestListThatNeverEnds(t *testing.T) {
+	for size := 1; size <= longestItem; size += 997 {
+		for _, long := range []int{longestItem + 1, longestItem + 5000} {
+			read := 0
+			text := strings.NewReader("a\nb\n" + strings.Repeat("x", long) + "\n" + strings.Repeat("y\n", 2*longestItem))
+			l := itemList{name: "a list"}
+			if err := l.keep(pieces{text, size, &read}); err != nil {
+				t.Fatal(err)
+			}
+			if most := long + 2*size + 100; read > most {
+				t.Errorf("in pieces of %d: it reads %d bytes after an item of %d", size, read, long)
+			}
+			if _, err := l.check(func(string) error { return nil }); err == nil || !strings.HasSuffix(err.Error(), "read item 3 from a list: it is longer than 128 KiB") {
+				t.Errorf("in pieces of %d: %v", size, err)
+			}
+			l.Close()
+		}
+	}
+	whole := strings.Repeat("a\n", mostInMemory) + strings.Repeat("x", longestItem-1) + "\nlast"
+	l := itemList{name: "a list"}
+	read := 0
+	if err := l.keep(pieces{strings.NewReader(whole), 1000, &read}); err != nil || read != len(whole) {
+		t.Errorf("of %d bytes %d are read: %v", len(whole), read, err)
+	}
+	l.Close()
+}
+
+// pieces is a file that is read in pieces.
+type pieces struct {
+	io.Reader
+	size int
+	read *int
+}
+
+func (p pieces) Read(b []byte) (int, error) {
+	n, err := p.Reader.Read(b[:min(len(b), p.size)])
+	*p.read += n
+	return n, err
+}
