@@ -83,13 +83,16 @@ func unstarted(err error, what string, database *pgconn.Config) error {
 	if err == nil {
 		return nil
 	}
+	where := visible.Text(session.Target(database))
 	switch {
 	case errors.As(err, new(*runner.LockLostError)):
 		return err
 	case errors.As(err, new(*lock.LedgerError)):
 		return explain(err, what+" was not started: "+err.Error(), "")
 	case errors.As(err, new(*session.LostError)):
-		return explain(err, what+" was not started: the session in "+visible.Text(session.Target(database))+" was lost: "+err.Error(), "")
+		return explain(err, what+" was not started: the session in "+where+" was lost: "+err.Error(), "")
+	case session.AnsweredError(err) != nil:
+		return explain(err, what+" was not started: "+err.Error()+", says "+where, "")
 	}
 	return err
 }

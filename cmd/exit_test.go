@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner"
@@ -36,6 +38,23 @@ func TestStatusOfLoss(t *testing.T) {
 		if code, hint := status(fmt.Errorf("nightly: %w", tt.err)); code != tt.code || hint != tt.hint {
 			t.Errorf("%v: exit status %d, hint %q", tt.err, code, hint)
 		}
+	}
+}
+
+// TestUnstartedNamesDatabase: a rejected statement is told with its key, its database, its status and
+// its hint.
+func TestUnstartedNamesDatabase(t *testing.T) {
+	database, err := session.ParseDSN("postgresql://cron@db.example/app", "--dsn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = session.Rejected(&pgconn.PgError{Code: session.LockNotAvailable, Message: "canceled"}, "lock nightly")
+	err = unstarted(err, "the command", database)
+	if want := "the command was not started: lock nightly: canceled (55P03), says db.example:5432/app"; err.Error() != want {
+		t.Errorf("it says %q, want %q", err, want)
+	}
+	if code, hint := status(err); code != exitUnreachable || !strings.HasPrefix(hint, "another session is in the way: ") {
+		t.Errorf("exit status %d, hint %q", code, hint)
 	}
 }
 

@@ -14,20 +14,33 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// TestPausedUnitIsReady: a unit counts as started although a pause keeps its command from starting.
-func TestPausedUnitIsReady(t *testing.T) {
+// listenAsSystemd makes a notifier send to this test. read returns a message that comes within this
+// time.
+func listenAsSystemd(t *testing.T) (read func(within time.Duration) (message string, err error)) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "pglead-notify")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	address := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
 	conn, err := net.ListenUnixgram("unixgram", address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	t.Cleanup(func() { _ = conn.Close() })
 	t.Setenv("NOTIFY_SOCKET", address.Name)
+	return func(within time.Duration) (string, error) {
+		_ = conn.SetReadDeadline(time.Now().Add(within))
+		message := make([]byte, 1000)
+		n, err := conn.Read(message)
+		return string(message[:n]), err
+	}
+}
+
+// TestPausedUnitIsReady: a unit counts as started although a pause keeps its command from starting.
+func TestPausedUnitIsReady(t *testing.T) {
+	read := listenAsSystemd(t)
 	var cfg runner.Config
 	(&options{u: newUI(io.Discard)}).observe(&cfg, "leading")
 	why := &ledger.PausedError{By: "ann", Note: "disk swap"}
@@ -37,33 +50,19 @@ func TestPausedUnitIsReady(t *testing.T) {
 	cfg.Lock.Observer.Away(nil)
 	cfg.CommandObserver.Started()
 	for _, want := range []string{"READY=1\nSTATUS=standing by; " + why.Error(), "STATUS=leading since "} {
-		message := make([]byte, 1000)
-		n, err := conn.Read(message)
-		if err != nil || !strings.HasPrefix(string(message[:n]), want) {
-			t.Errorf("%q, %v", message[:n], err)
+		if message, err := read(time.Minute); err != nil || !strings.HasPrefix(message, want) {
+			t.Errorf("%q, %v", message, err)
 		}
 	}
 }
 
 // TestWatchdogStarves: a process that is stuck doesn't feed the watchdog.
 func TestWatchdogStarves(t *testing.T) {
-	dir, err := os.MkdirTemp("", "pglead-notify")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	address := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
-	conn, err := net.ListenUnixgram("unixgram", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	read := listenAsSystemd(t)
 	fed := func(within time.Duration) bool {
-		_ = conn.SetReadDeadline(time.Now().Add(within))
-		_, err := conn.Read(make([]byte, 100))
+		_, err := read(within)
 		return err == nil
 	}
-	t.Setenv("NOTIFY_SOCKET", address.Name)
 	t.Setenv("WATCHDOG_USEC", "20000")
 	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
 	n := newNotifier(newUI(io.Discard))

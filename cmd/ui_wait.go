@@ -169,28 +169,29 @@ func (s *waitReport) look(ctx context.Context, client *session.Client) ([]inspec
 
 // logRarely writes a line to a log when one is due.
 func (s *waitReport) logRarely(backend uint32, views []inspect.View) {
-	waited := time.Since(s.begin())
-	if waited < s.due() {
+	if !s.isDue() {
 		return
-	}
-	for s.due() <= waited {
-		s.said++
 	}
 	s.u.log.Warn(visible.Text(s.line(backend, views)), "event", "waiting")
 }
 
 // showPause tells of a pause, when it begins, and then rarely. It says whether that pause is new.
 func (s *waitReport) showPause(why error, level slog.Level) (isNew bool) {
-	text, waited := why.Error(), time.Since(s.begin())
+	text := why.Error()
 	isNew = text != s.pause
-	if s.pause = text; !isNew && waited < s.due() {
+	if s.pause = text; !s.isDue() && !isNew {
 		return false
-	}
-	for s.due() <= waited {
-		s.said++
 	}
 	s.u.log.Log(context.Background(), level, text+"; waiting", "event", "paused")
 	return isNew
+}
+
+// isDue says whether the log gets a line now, which counts as its lines up to this moment.
+func (s *waitReport) isDue() (due bool) {
+	for waited := time.Since(s.begin()); s.due() <= waited; due = true {
+		s.said++
+	}
+	return due
 }
 
 // due is when the log gets its next line, counted from the start. After the last of the

@@ -59,13 +59,13 @@ func Role(ctx context.Context, on session.Connection) string {
 	return visible.Text(row[0])
 }
 
-// mostTermination is how long Terminate waits for a backend's end, in milliseconds.
-const mostTermination = 5000
+// mostTermination is how long Terminate waits for a backend's end.
+const mostTermination = 5 * time.Second
 
 // Terminate ends a backend, and with it its locks. The role has to be a superuser, the
 // backend's own role, or a member of pg_signal_backend.
 func Terminate(ctx context.Context, on session.Connection, pid uint32) error {
-	rows, err := on.Query(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d, %d)", pid, mostTermination))
+	rows, err := on.Query(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d, %d)", pid, mostTermination.Milliseconds()))
 	if denied, ok := errors.AsType[*session.Error](err); ok && denied.Kind == session.Denied {
 		return session.Errorf(session.Denied, "GRANT pg_signal_backend TO "+Role(ctx, on)+"; a superuser's session takes a superuser",
 			"end the session of backend %d: %w", pid, err)
@@ -82,7 +82,7 @@ func Terminate(ctx context.Context, on session.Connection, pid uint32) error {
 		return err
 	case len(left) > 0:
 		return session.Errorf(session.Unreachable, "that process of the server hangs, or is stopped: its locks stay held until it goes on",
-			"end the session of backend %d: it was told to end, and has not for %d ms", pid, mostTermination)
+			"end the session of backend %d: it was told to end, and has not within %s", pid, visible.Duration(mostTermination))
 	}
 	return session.Errorf(session.Unreachable, "", "there is no session %d any more", pid)
 }

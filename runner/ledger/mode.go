@@ -130,8 +130,12 @@ const UntrustedHint = "if it is the database's former owner's, as a superuser: A
 // Rejected turns an error of the server into one that names the ledger in this database, and not the
 // lock.
 func Rejected(err error, database string) error {
+	pgErr := session.AnsweredError(err)
+	if pgErr == nil {
+		return err
+	}
 	name := "the ledger in " + visible.Text(database)
-	if pgErr := session.AnsweredError(err); pgErr != nil && pgErr.Code == session.LockNotAvailable {
+	if pgErr.Code == session.LockNotAvailable {
 		return session.Errorf(session.Unreachable,
 			"is somebody altering or copying them? SELECT pid, mode FROM pg_locks WHERE granted AND relation::regclass::text LIKE 'pglead.%' says who",
 			"%s: %w: %s", name, ErrLocked, session.ServerSays(pgErr))

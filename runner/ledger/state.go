@@ -74,9 +74,8 @@ func Published(ctx context.Context, on session.Connection) ([]string, error) {
 
 // Missing lists what the ledger lacks: tables, their primary keys, functions and the row of
 // pglead.setting. So it is if another program has made a schema of that name, or a backup is
-// restored in part, or without rows.
-// forRuns are those without which runs fail. An older ledger need not have what only newer
-// functions call.
+// restored in part, or without rows. forRuns are those without which runs fail. An older ledger need
+// not have what only newer functions call.
 func Missing(ctx context.Context, on session.Connection) (forRuns, others []string, err error) {
 	rows, err := on.Query(ctx, `WITH own AS (SELECT proname, prosrc FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
 SELECT name, use = 'run' OR EXISTS (SELECT 1 FROM own WHERE proname IN ('start_1', 'start_rest_1') AND pg_catalog.strpos(prosrc, pg_catalog.concat('pglead.', name, '(')) > 0)
@@ -153,13 +152,14 @@ FROM pg_catalog.pg_rewrite JOIN tables AS t ON t.oid = ev_class WHERE rulename <
 UNION ALL
 SELECT pg_catalog.format('pglead.%s has the constraint %s', relname, conname)
 FROM pg_catalog.pg_constraint JOIN tables AS t ON t.oid = conrelid WHERE relname <> 'setting' AND contype NOT IN ('p', 'n')
+	AND conname NOT IN ('lock_sub_check', 'lock_outcome_check') -- of an earlier version: see schema.sql
 UNION ALL
 SELECT pg_catalog.format('pglead.%s has row-level security', relname) FROM tables WHERE relrowsecurity
 UNION ALL
 SELECT pg_catalog.format('pglead.%s is unlogged: a crash of the server empties it', relname) FROM tables WHERE relpersistence = 'u'
 UNION ALL
 SELECT pg_catalog.format('pglead.%s is not SECURITY DEFINER', proname)
-FROM functions WHERE NOT prosecdef AND proname IN ('start_1', 'start_rest_1', 'finish_1', 'tidy_1', 'missing_1', 'pause_1', 'resume_1')
+FROM functions WHERE NOT prosecdef AND proname IN ('start_1', 'start_rest_1', 'finish_1', 'tidy_1', 'missing_1', 'pause_1', 'resume_1', 'fence')
 UNION ALL
 SELECT pg_catalog.format('pglead.%s belongs to %s, and the schema to %s', o.name, pg_catalog.pg_get_userbyid(o.owner), pg_catalog.pg_get_userbyid(nspowner))
 FROM pg_catalog.pg_namespace, (SELECT relname, relowner FROM tables UNION ALL SELECT proname, proowner FROM functions) AS o(name, owner)

@@ -39,14 +39,7 @@ func TestFullQueue(t *testing.T) {
 	if got := rows(t, server); got != "nightly ok f t f" {
 		t.Errorf("the ledger has %s", got)
 	}
-	first, second := one, two
-	select {
-	case <-one.done:
-	case <-two.done:
-		first, second = two, one
-	}
-	release(t, first.held(t))
-	release(t, second.held(t))
+	releaseInTurn(t, one, two)
 	if said := append(one.said(), two.said()...); !slices.Contains(said, "waiting") {
 		t.Errorf("the waiters say %v", said)
 	}
@@ -60,6 +53,18 @@ func TestFullQueue(t *testing.T) {
 		t.Errorf("without a wait: kind %d, %v", kindOf(err), err)
 	}
 	acquire(t, cfg) // the queue is free again
+}
+
+// releaseInTurn releases what one of two waiters has got, and then what the other one gets.
+func releaseInTurn(t *testing.T, one, other *contender) {
+	t.Helper()
+	select {
+	case <-one.done:
+	case <-other.done:
+		one, other = other, one
+	}
+	release(t, one.held(t))
+	release(t, other.held(t))
 }
 
 // TestAnnouncementTimesOut: the announcement of an end waits for another session's NOTIFY for longer
@@ -143,14 +148,7 @@ func TestNotifiesHeldUp(t *testing.T) {
 	if err := <-committed; err != nil {
 		t.Error(err)
 	}
-	first, second := waiters[0], waiters[1]
-	select {
-	case <-first.done:
-	case <-second.done:
-		first, second = second, first
-	}
-	release(t, first.held(t))
-	release(t, second.held(t))
+	releaseInTurn(t, waiters[0], waiters[1])
 	for _, w := range waiters {
 		for _, reason := range w.why() {
 			if !strings.HasSuffix(reason, ": canceling statement due to lock timeout (55P03)") {
