@@ -91,7 +91,7 @@ func printGoals(goals []goal) {
 	}
 }
 
-// section begins a table in the format of testdata/bench/README.md.
+// section begins a table in the format of testdata/bench/RESULTS.md.
 func section(title, note, table string) {
 	fmt.Printf("\n## %s\n", title)
 	for _, text := range []string{note, table} {

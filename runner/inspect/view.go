@@ -173,13 +173,13 @@ func (v View) String() string {
 		text += " from " + v.Client
 	}
 	if held := v.HeldFor(); v.Granted && held > 0 {
-		text += fmt.Sprintf(" since %s, for %v", v.Since.Local().Format(sinceFormat(held)), held.Truncate(time.Second))
+		text += fmt.Sprintf(" since %s, for %s", v.Since.Local().Format(sinceFormat(held)), inSeconds(held))
 	}
 	if left, delayed := v.StartsIn(); delayed {
-		text += fmt.Sprintf(", its command starts in %v: an earlier one may live on", left.Truncate(time.Second))
+		text += fmt.Sprintf(", its command starts in %s: an earlier one may live on", inSeconds(left))
 	}
 	if silent := v.SilentFor(); silent > 0 {
-		text += fmt.Sprintf(", silent for %v", silent.Truncate(time.Second))
+		text += fmt.Sprintf(", silent for %s", inSeconds(silent))
 	}
 	if v.Note != "" {
 		text += ", note: " + v.Note
@@ -193,6 +193,8 @@ func (v View) String() string {
 	}
 	return visible.Text(text)
 }
+
+func inSeconds(d time.Duration) string { return visible.Duration(d.Truncate(time.Second)) }
 
 // process names the holder's command and user, if the server has not cut that off
 // (track_activity_query_size).

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // A lock is held without a command for as long as an earlier holder's command may be alive: for the
@@ -98,7 +99,7 @@ func (b *bid) logDelay(ctx context.Context, d delay) {
 		level = slog.LevelWarn
 	}
 	most := (d.rest + time.Second - 1).Truncate(time.Second)
-	b.cfg.Log.Log(ctx, level, fmt.Sprintf("%s; the command starts within %v", d.why, most), "event", "delayed", "delay", d.rest)
+	b.cfg.Log.Log(ctx, level, fmt.Sprintf("%s; the command starts within %s", d.why, visible.Duration(most)), "event", "delayed", "delay", d.rest)
 }
 
 // putOffStart puts the start off: it drops the token, since a later start needs a later one, shows
