@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -27,6 +28,7 @@ func TestHungProgram(t *testing.T) {
 	}
 	const lease = 9 * time.Second
 	fs := mountProgram(t)
+	examineHungProgram(t, fs.dir)
 	holder := command(t, "run", "--key", "hung", "--lease", lease.String(), "--", "sh", "-c", "echo $$; exec >&-; exec sleep 1000")
 	holder.Path = filepath.Join(fs.dir, programName)
 	said := &lockedBuffer{}
@@ -58,6 +60,28 @@ func TestHungProgram(t *testing.T) {
 	_ = holder.Wait()
 	if code := holder.ProcessState.ExitCode(); code != 76 || !dead(guard) {
 		t.Errorf("exit status %d: %s", code, said.String())
+	}
+}
+
+// examineHungProgram: doctor says whether the guard's program can be copied to memory. The setting
+// that forbids it belongs to a PID namespace.
+func examineHungProgram(t *testing.T, dir string) {
+	for before, want := range map[string]string{
+		"":                                      "ok program on a file system that may hang with the network: guards run from a copy in memory ok limits",
+		"echo 2 >/proc/sys/vm/memfd_noexec && ": "warn program on a file system that may hang with the network, and can't be copied to memory (memfd_create: permission denied)",
+	} {
+		doctor := command(t, "doctor", "--lease", "3s")
+		script := before + `exec "$@"`
+		args := append([]string{"unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", script, "sh", filepath.Join(dir, programName)}, doctor.Args[1:]...)
+		path, err := exec.LookPath("unshare")
+		if err != nil {
+			t.Fatal(err)
+		}
+		doctor.Path, doctor.Args = path, args
+		out, err := doctor.CombinedOutput()
+		if said := strings.Join(strings.Fields(string(out)), " "); !strings.Contains(said, want) {
+			t.Errorf("%q: %v\n%s", before, err, out)
+		}
 	}
 }
 

@@ -32,6 +32,7 @@ func Examine() []checkup.Check {
 			add("guard", tryGuard())
 		}
 		add("cgroup", examineCgroup())
+		add("program", examineProgram())
 	}
 	add("limits", examineLimits())
 	add("process", examineProcess(os.Getpid()))

@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/checkup"
 )
 
 // ownProgram is this program, even if its file has been replaced or removed since it started.
@@ -30,23 +32,40 @@ func mayHang(kind uint32) bool {
 // memory is short, the kernel drops parts of a program that it can read from a file again. A guard
 // that needs such a part after its deadline would hang, and kill nothing.
 func guardPrograms() []string {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(ownProgram, &fs); err == nil && !mayHang(uint32(fs.Type)) {
+	if !programMayHang() {
 		return []string{ownProgram}
 	}
-	inMemory, err := copyToMemory(ownProgram)
-	if err != nil { // for instance because it may not be executed: vm.memfd_noexec
+	fd, err := copyToMemory(ownProgram)
+	if err != nil { // doctor says so: examineProgram
 		return []string{ownProgram}
 	}
-	return []string{inMemory, ownProgram}
+	return []string{fmt.Sprintf("/proc/self/fd/%d", fd), ownProgram}
 }
 
-// copyToMemory makes a copy of a file that nobody can change, for as long as this process lives, and
-// returns its name.
-func copyToMemory(name string) (string, error) {
+func programMayHang() bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(ownProgram, &fs) != nil || mayHang(uint32(fs.Type))
+}
+
+// examineProgram says whether a guard can hang with the network, since its program is there.
+func examineProgram() checkup.Check {
+	if !programMayHang() {
+		return checkup.Okf("not on a file system of the network")
+	}
+	fd, err := copyToMemory(ownProgram)
+	if err != nil {
+		return checkup.Warningf("install pglead on a local file system, or let the kernel execute what is in memory: sysctl vm.memfd_noexec=1",
+			"on a file system that may hang with the network, and can't be copied to memory (%s): a guard that hangs with it kills nothing", err)
+	}
+	_ = unix.Close(fd)
+	return checkup.Okf("on a file system that may hang with the network: guards run from a copy in memory")
+}
+
+// copyToMemory makes a copy of a file that nobody can change, and returns its descriptor.
+func copyToMemory(name string) (int, error) {
 	file, err := os.Open(name)
 	if err != nil {
-		return "", err
+		return -1, err
 	}
 	defer file.Close()
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
@@ -55,7 +74,7 @@ func copyToMemory(name string) (string, error) {
 		fd, err = unix.MemfdCreate(guardName, flags)
 	}
 	if err != nil {
-		return "", err
+		return -1, fmt.Errorf("memfd_create: %w", err)
 	}
 	for n := 1; n > 0 || errors.Is(err, unix.EINTR); {
 		n, err = unix.Sendfile(fd, int(file.Fd()), nil, 1<<30)
@@ -65,7 +84,7 @@ func copyToMemory(name string) (string, error) {
 	}
 	if err != nil {
 		_ = unix.Close(fd)
-		return "", err
+		return -1, err
 	}
-	return fmt.Sprintf("/proc/self/fd/%d", fd), nil
+	return fd, nil
 }
