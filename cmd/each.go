@@ -11,6 +11,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock"
 )
 
@@ -151,7 +152,7 @@ func (f *eachFlags) task(scheme lockkey.Scheme, args []string, item string) runn
 }
 
 func fill(template, item string) string {
-	return strings.ReplaceAll(template, lockkey.Placeholder, item)
+	return strings.ReplaceAll(template, describe.Placeholder, item)
 }
 
 // split checks the flags, and finds the items among the arguments before --.
@@ -168,7 +169,7 @@ func (f *eachFlags) split(cmd *cobra.Command, args []string) (items, command []s
 	switch {
 	case len(f.keys) > 1:
 		err = usagef("", "--key is given %d times: {} in it stands for the item", len(f.keys))
-	case !strings.Contains(f.keys[0], lockkey.Placeholder):
+	case !strings.Contains(f.keys[0], describe.Placeholder):
 		err = usagef(example, "--key %s: {} is missing, which stands for the item", printable(f.keys[0]))
 	case f.parallel < 1 || f.parallel > mostParallel:
 		err = usagef("", "--parallel %d: from 1 to %d", f.parallel, mostParallel)

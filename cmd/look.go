@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -66,7 +67,7 @@ func (f *lookFlags) locksOf(ctx context.Context, client *session.Client, claim l
 	if gate, err := scheme.Gate(f.keys[0]); err == nil && f.slots == 1 {
 		sought.Lines, sought.Gates = append(slices.Clone(sought.Lines), gate), []lockkey.ID{gate}
 		sought.Locks = slices.Clone(sought.Locks)
-		for slot := range lockkey.MostSlots + 1 { // the gate is slot 0
+		for slot := range describe.MostSlots + 1 { // the gate is slot 0
 			id, _ := scheme.Slot(f.keys[0], slot)
 			sought.Locks = append(sought.Locks, id)
 			slots[id] = slot

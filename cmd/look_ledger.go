@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
@@ -73,7 +74,7 @@ func (f *lookFlags) numbersOf(key string) ([]lockkey.ID, error) {
 	ids := []lockkey.ID{id}
 	slots := f.slots
 	if slots == 1 {
-		slots = lockkey.MostSlots
+		slots = describe.MostSlots
 	}
 	for i := range slots {
 		if slot, err := scheme.Slot(key, i+1); err == nil { // some schemes have no slots

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 )
@@ -122,8 +123,8 @@ func (o *options) all() *pflag.FlagSet {
 // take has its default, which is right.
 func (o *options) checkRanges() error {
 	switch {
-	case o.slots < 1 || o.slots > lockkey.MostSlots:
-		return usagef("", "--slots %d: from 1 to %d", o.slots, lockkey.MostSlots)
+	case o.slots < 1 || o.slots > describe.MostSlots:
+		return usagef("", "--slots %d: from 1 to %d", o.slots, describe.MostSlots)
 	case o.conflictCode < 0 || o.conflictCode > 255:
 		return usagef("", "--conflict-exit-code %d: an exit status is from 0 to 255", o.conflictCode)
 	case o.lease.value < leastLease:
@@ -144,8 +145,8 @@ func (o *options) check(flags *pflag.FlagSet, args []string, example string) err
 		return usagef("did you mean --key "+printable(args[0])+"?", "--key is missing")
 	case len(o.keys) == 0:
 		return usagef(example, "--key is missing")
-	case len(o.keys) > lockkey.MostKeys:
-		return usagef("", "--key is given %d times: at most %d", len(o.keys), lockkey.MostKeys)
+	case len(o.keys) > describe.MostKeys:
+		return usagef("", "--key is given %d times: at most %d", len(o.keys), describe.MostKeys)
 	case len(args) == 0:
 		return usagef("it follows after --, as in: "+example, "the command to run is missing")
 	case o.slots > 1 && o.shared:

@@ -43,7 +43,7 @@ func TestPausedUnitIsReady(t *testing.T) {
 	read := listenAsSystemd(t)
 	var cfg runner.Config
 	(&options{u: newUI(io.Discard)}).observe(&cfg, "leading")
-	why := &ledger.PausedError{By: "ann", Note: "disk swap"}
+	why := &ledger.PausedError{Pause: ledger.Pause{Until: ledger.Endless(), By: "ann", Note: "disk swap"}}
 	for range 3 {
 		cfg.Lock.Observer.Away(why)
 	}

@@ -31,16 +31,16 @@ const (
 	longDelay = time.Minute
 )
 
-// waitReport tells people about a wait.
+// waitReport tells people about a wait: each's workers, at the same time, about that of their list.
 type waitReport struct {
 	u     *ui
 	cfg   session.Config
 	claim lock.Claim
 	out   outage
-	said  int    // how many lines the log has
-	pause string // the pause that was told last, or empty
 
 	mu    sync.Mutex
+	said  int       // how many lines the log has
+	pause string    // the pause that was told last, or empty
 	began time.Time // of the wait, or zero
 	hide  func()    // ends the status line about an obstacle, if there is one
 }
@@ -169,7 +169,11 @@ func (s *waitReport) look(ctx context.Context, client *session.Client) ([]inspec
 
 // logRarely writes a line to a log when one is due.
 func (s *waitReport) logRarely(backend uint32, views []inspect.View) {
-	if !s.isDue() {
+	waited := time.Since(s.begin())
+	s.mu.Lock()
+	due := s.isDue(waited)
+	s.mu.Unlock()
+	if !due {
 		return
 	}
 	s.u.log.Warn(visible.Text(s.line(backend, views)), "event", "waiting")
@@ -177,18 +181,29 @@ func (s *waitReport) logRarely(backend uint32, views []inspect.View) {
 
 // showPause tells of a pause, when it begins, and then rarely. It says whether that pause is new.
 func (s *waitReport) showPause(why error, level slog.Level) (isNew bool) {
-	text := why.Error()
+	text, waited := why.Error(), time.Since(s.begin())
+	s.mu.Lock()
 	isNew = text != s.pause
-	if s.pause = text; !s.isDue() && !isNew {
+	s.pause = text
+	due := s.isDue(waited)
+	s.mu.Unlock()
+	if !due && !isNew {
 		return false
 	}
 	s.u.log.Log(context.Background(), level, text+"; waiting", "event", "paused")
 	return isNew
 }
 
-// isDue says whether the log gets a line now, which counts as its lines up to this moment.
-func (s *waitReport) isDue() (due bool) {
-	for waited := time.Since(s.begin()); s.due() <= waited; due = true {
+func (s *waitReport) forgetPause() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pause = ""
+}
+
+// isDue says whether the log gets a line after so long a wait, which counts as its lines up to this
+// moment. The caller has s.mu.
+func (s *waitReport) isDue(waited time.Duration) (due bool) {
+	for ; s.due() <= waited; due = true {
 		s.said++
 	}
 	return due
@@ -224,7 +239,7 @@ func (o *options) observe(cfg *runner.Config, work string) {
 		shown := true
 		switch {
 		case obstacle == nil:
-			s.pause = ""
+			s.forgetPause()
 			s.showObstacle(nil)
 			s.out.answers()
 			return

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -64,8 +65,8 @@ func TestPauseIsTold(t *testing.T) {
 		o := &options{u: u}
 		var cfg runner.Config
 		o.observe(&cfg, "running")
-		one := &ledger.PausedError{By: "ann", Note: "disk swap"}
-		other := &ledger.PausedError{By: "bob"}
+		one := &ledger.PausedError{Pause: ledger.Pause{Until: ledger.Endless(), By: "ann", Note: "disk swap"}}
+		other := &ledger.PausedError{Pause: ledger.Pause{Until: ledger.Endless(), By: "bob"}}
 		began := time.Now()
 		var told []string
 		for _, why := range []*ledger.PausedError{one, other} {
@@ -87,6 +88,33 @@ func TestPauseIsTold(t *testing.T) {
 			t.Errorf("told %q, want %q", told, want)
 		}
 	})
+}
+
+// TestWorkersShareOneReport: the workers of a list tell of the same pause at the same time, and the log has
+// it once. The race detector looks on.
+func TestWorkersShareOneReport(t *testing.T) {
+	t.Setenv("CI", "1")
+	t.Setenv("NOTIFY_SOCKET", "")
+	var log bytes.Buffer
+	u := newUI(&log)
+	u.configure(false, false, false, []string{"import/{}"})
+	var cfg runner.Config
+	(&options{u: u}).observe(&cfg, "running")
+	const times = 50
+	for range times {
+		var workers sync.WaitGroup
+		for range 8 {
+			workers.Go(func() { cfg.Lock.Observer.Away(&ledger.PausedError{Pause: ledger.Pause{Until: ledger.Endless()}}) })
+		}
+		workers.Wait()
+		for range 8 {
+			workers.Go(func() { cfg.Lock.Observer.Away(nil) })
+		}
+		workers.Wait()
+	}
+	if n := strings.Count(log.String(), "\n"); n != times {
+		t.Errorf("%d lines for %d pauses:\n%s", n, times, log.String())
+	}
 }
 
 // TestOutage: the log has a line when a database goes away, when the reason changes, rarely while

@@ -9,16 +9,6 @@ import (
 // DefaultScheme is the name of the scheme that is used if none is named.
 const DefaultScheme = "siphash24"
 
-// MostKeys and MostSlots bound what one run may claim: a statement that names each of the locks
-// stays short.
-const (
-	MostKeys  = 100
-	MostSlots = 1000
-)
-
-// Placeholder stands for the item in the key of a list.
-const Placeholder = "{}"
-
 // Scheme is a way to turn a key into a number. The zero Scheme accepts no
 // key: see Schemes and SchemeByName.
 type Scheme struct {

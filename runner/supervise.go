@@ -176,7 +176,7 @@ func (s *supervision) lockLost() {
 	s.command.TellLost()
 	s.logLoss("lock lost, killing the command", s.held.Err())
 	if s.unkillable != "" {
-		s.run.nameUnkillable(s.unkillable, s.held.Err() != nil)
+		s.run.nameUnkillable(s.unkillable, true)
 	}
 }
 
@@ -255,7 +255,7 @@ func (s *supervision) kill() {
 func (s *supervision) handle(event child.Event) {
 	s.leftovers = s.leftovers || event.Leftovers != ""
 	switch {
-	case event.Stopped != 0:
+	case event.Stopped:
 		s.command.StopPglead()
 	case event.Unkillable != "":
 		s.unkillable = event.Unkillable

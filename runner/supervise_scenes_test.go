@@ -201,7 +201,7 @@ func TestReports(t *testing.T) {
 			want:      expectation{outcome: Outcome{Ran: 60 * sec}, transcript: "3s renew 12s\n6s renew 15s" + doneAt60},
 		},
 		"a stopped command stops this process": {
-			incidents: []incident{{3 * sec, reports(child.Event{Stopped: unix.SIGTSTP})}, {60 * sec, done()}},
+			incidents: []incident{{3 * sec, reports(child.Event{Stopped: true})}, {60 * sec, done()}},
 			want:      expectation{outcome: Outcome{Ran: 60 * sec}, transcript: "3s stop with it" + doneAt60},
 		},
 		"leftovers are ended": {

@@ -123,8 +123,8 @@ const (
 
 // Event is something that happens to a child before its end. One field is set.
 type Event struct {
-	// Stopped is the signal that stopped the command.
-	Stopped unix.Signal
+	// Stopped says that a signal has stopped the command.
+	Stopped bool
 	// Leftovers names the processes that outlive the command.
 	Leftovers string
 	// Unkillable names processes that SIGKILL doesn't reach: those of another
@@ -164,7 +164,7 @@ func (c *Child) listen() {
 		}
 		switch k {
 		case msgStopped:
-			c.offer(Event{Stopped: unix.Signal(number(body))})
+			c.offer(Event{Stopped: true})
 		case msgLeftovers:
 			c.offer(Event{Leftovers: string(body)})
 		case msgUnkillable:

@@ -2,7 +2,6 @@ package child
 
 import (
 	"cmp"
-	"encoding/binary"
 	"syscall"
 	"time"
 
@@ -131,7 +130,7 @@ func (g *guardProcess) reapChildren() bool {
 			return false
 		case status.Stopped():
 			if g.isCommand(pid) {
-				g.tell(msgStopped, binary.BigEndian.AppendUint64(nil, uint64(status.StopSignal())))
+				g.tell(msgStopped, nil)
 			}
 			continue
 		}

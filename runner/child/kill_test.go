@@ -121,7 +121,7 @@ func TestStoppedInGrace(t *testing.T) {
 	c := startRole(t, child.Spec{LostGrace: time.Hour, MostGrace: time.Hour}, "catch", dir)
 	awaitRecords(dir, 1)
 	c.Signal(unix.SIGSTOP)
-	if e := awaitEvent(t, c); e.Stopped != unix.SIGSTOP {
+	if e := awaitEvent(t, c); !e.Stopped {
 		t.Errorf("%+v, want the stop", e)
 	}
 	c.TellLost()

@@ -28,7 +28,7 @@ const (
 	// from the guard
 	msgStarted    kind = 's' // int64: the command's process number; int64: boot time just before it was made
 	msgFailed     kind = 'f' // int64: errno of the exec, or tooLate; int64: boot time just before the exec, or 0
-	msgStopped    kind = 'p' // int64: the command was stopped by this signal
+	msgStopped    kind = 'p' // the command was stopped by a signal
 	msgLeftovers  kind = 'l' // text: processes that outlive the command
 	msgUnkillable kind = 'u' // text: processes that SIGKILL doesn't reach
 	msgDone       kind = 'd' // doneReport

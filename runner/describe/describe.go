@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/pglead/pglead/lockkey"
 )
 
 // Description is what a session says of itself in pg_stat_activity: in the comment in front
@@ -44,6 +42,16 @@ type Description struct {
 	// Comment.Before writes it.
 	Request uint64
 }
+
+// MostKeys and MostSlots bound what one run may claim: a statement that names each of the locks
+// stays short.
+const (
+	MostKeys  = 100
+	MostSlots = 1000
+)
+
+// Placeholder stands for the item in the key of a list.
+const Placeholder = "{}"
 
 const modeTransaction = "transaction"
 
@@ -200,8 +208,8 @@ func (d *Description) set(name, encoded string) {
 	case "host":
 		d.Host = text()
 	case "key":
-		d.Keys = slices.DeleteFunc(strings.SplitN(value, "\n", lockkey.MostKeys+1), func(k string) bool { return k == "" })
-		d.Keys = d.Keys[:min(len(d.Keys), lockkey.MostKeys)]
+		d.Keys = slices.DeleteFunc(strings.SplitN(value, "\n", MostKeys+1), func(k string) bool { return k == "" })
+		d.Keys = d.Keys[:min(len(d.Keys), MostKeys)]
 		for i, key := range d.Keys {
 			d.Keys[i] = strings.ReplaceAll(key, lineInKey, "\n")
 		}
@@ -227,9 +235,9 @@ func (d *Description) set(name, encoded string) {
 			d.Since = since.UTC()
 		}
 	case "slot":
-		d.Slot = int(number(lockkey.MostSlots))
+		d.Slot = int(number(MostSlots))
 	case "slots":
-		d.Slots = int(number(lockkey.MostSlots))
+		d.Slots = int(number(MostSlots))
 	case "token":
 		d.Token = number(math.MaxInt64)
 	case "user":

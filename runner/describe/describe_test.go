@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
-
-	"github.com/pglead/pglead/lockkey"
 )
 
 // statement is what the server shows of a session with that comment.
@@ -80,8 +78,8 @@ func FuzzParse(f *testing.F) {
 		if ok != strings.HasPrefix(statement, "/*pglead ") {
 			t.Errorf("%q is %+v, %v", statement, d, ok)
 		}
-		if d.PID < 0 || d.Slot < 0 || d.Slot > lockkey.MostSlots || d.Slots < 0 || d.Slots > lockkey.MostSlots || d.Token < 0 || d.Lease < 0 || max(d.Lease, d.LostGrace, d.Delay) > mostLength ||
-			len(d.Keys) > lockkey.MostKeys || d.Slots > 0 && len(d.Keys) > 1 || len(d.Host)+len(d.User)+len(d.Command)+len(d.Scheme) > 4*mostNamed {
+		if d.PID < 0 || d.Slot < 0 || d.Slot > MostSlots || d.Slots < 0 || d.Slots > MostSlots || d.Token < 0 || d.Lease < 0 || max(d.Lease, d.LostGrace, d.Delay) > mostLength ||
+			len(d.Keys) > MostKeys || d.Slots > 0 && len(d.Keys) > 1 || len(d.Host)+len(d.User)+len(d.Command)+len(d.Scheme) > 4*mostNamed {
 			t.Errorf("%q is %+v", statement, d)
 		}
 		if _, err := json.Marshal(d.Since); err != nil {

@@ -46,13 +46,13 @@ func FuzzViews(f *testing.F) {
 func TestNamingIsBounded(t *testing.T) {
 	n := newNaming(nil)
 	view := func(key string) View {
-		id, err := lockkey.Schemes()[0].Slot(key, lockkey.MostSlots)
+		id, err := lockkey.Schemes()[0].Slot(key, describe.MostSlots)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return View{ID: id, Described: true, Description: describe.Description{Keys: []string{key}, Slots: lockkey.MostSlots}}
+		return View{ID: id, Described: true, Description: describe.Description{Keys: []string{key}, Slots: describe.MostSlots}}
 	}
-	if key, slot, known := n.of(view("first")); key != "first" || slot != lockkey.MostSlots || !known {
+	if key, slot, known := n.of(view("first")); key != "first" || slot != describe.MostSlots || !known {
 		t.Errorf("slot %d of %q, %v", slot, key, known)
 	}
 	const sessions = 2000

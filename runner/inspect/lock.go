@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/describe"
 )
 
 // Lock is a lock with all its holders and waiters. Slots of one key are separate locks,
@@ -137,7 +138,7 @@ func InLine(views []View, backend uint32) (holders []View, before, waiters int) 
 func Sort(locks []*Lock) { slices.SortStableFunc(locks, compare) }
 
 func compare(a, b *Lock) int {
-	const last = lockkey.MostSlots + 1
+	const last = describe.MostSlots + 1
 	order := func(l *Lock) (unnamed int, key string, slot int) {
 		if l.Key == nil {
 			return 1, "", l.Slot

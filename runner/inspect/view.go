@@ -135,7 +135,7 @@ func (v View) applied() (keys []string) {
 // on one.
 func (v View) list() (key string, of bool) {
 	key = strings.Join(v.applied(), "")
-	return key, strings.Contains(key, lockkey.Placeholder)
+	return key, strings.Contains(key, describe.Placeholder)
 }
 
 // Pglead says whether the session is a pglead's, or at least says so.

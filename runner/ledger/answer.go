@@ -61,7 +61,7 @@ func ParseAnswer(text string, locks int, tick *Tick) (Answer, error) {
 	case word == "lost":
 		return parseOpenRuns(lines, locks)
 	case word == "paused" && len(fields) == 2 && len(lines) == 3:
-		paused := &PausedError{By: lines[1], Note: lines[2]}
+		paused := &PausedError{Pause: Pause{Until: Endless(), By: lines[1], Note: lines[2]}}
 		if seconds, err := strconv.ParseInt(fields[1], 10, 64); err == nil {
 			paused.Until = time.Unix(seconds, 0)
 		}
@@ -169,7 +169,7 @@ func ParsePaused(rows session.Rows) (paused *PausedError, left time.Duration, er
 		return nil, 0, err
 	}
 	const day = 24 * 60 * 60
-	paused, left = &PausedError{By: row[2], Note: row[3]}, day*time.Second
+	paused, left = &PausedError{Pause: Pause{Until: Endless(), By: row[2], Note: row[3]}}, day*time.Second
 	if until, err := strconv.ParseInt(row[0], 10, 64); err == nil {
 		paused.Until = time.Unix(until, 0)
 	}
@@ -195,9 +195,8 @@ func ParsePausedAmong(rows session.Rows, locks int) (paused []bool, err error) {
 
 // PausedError says that a key may not start now.
 type PausedError struct {
-	Key      string    // the paused one of several keys, or empty
-	Until    time.Time // zero: until somebody ends the pause
-	By, Note string
+	Key string // the paused one of several keys, or empty
+	Pause
 }
 
 func (e *PausedError) Error() string {
@@ -205,7 +204,7 @@ func (e *PausedError) Error() string {
 	if e.Key != "" {
 		text = visible.Text(e.Key) + " is paused"
 	}
-	if !e.Until.IsZero() {
+	if e.Until.Before(Endless()) {
 		format := "15:04"
 		if time.Until(e.Until) > 12*time.Hour {
 			format = "Jan 2 15:04"

@@ -30,7 +30,7 @@ func TestParseAnswer(t *testing.T) {
 			t.Errorf("%q: %+v", text, a)
 		}
 	}
-	for _, p := range []ledger.PausedError{{}, {By: "ann"}, {By: "ann", Note: "disk\x1b swap", Until: time.Now().Add(time.Hour)}} {
+	for _, p := range []ledger.PausedError{{Pause: ledger.Pause{Until: ledger.Endless()}}, {Pause: ledger.Pause{Until: ledger.Endless(), By: "ann"}}, {Pause: ledger.Pause{By: "ann", Note: "disk\x1b swap", Until: time.Now().Add(time.Hour)}}} {
 		if strings.ContainsAny(p.Error(), "\x1b\n") {
 			t.Errorf("%q", p.Error())
 		}

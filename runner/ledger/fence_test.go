@@ -259,7 +259,7 @@ func TestReadersTogether(t *testing.T) {
 	answers = beside(t, b, "SELECT pglead.pause_1(7, 1::smallint, 'seven', 'infinity', 'ann', '')")
 	awaitLock(t, server, b)
 	run(t, a, "COMMIT")
-	expect(t, "a pause", <-answers, "running here<nil>")
+	expect(t, "a pause", <-answers, "paused<nil>")
 }
 
 // TestBusyMeanwhile: a start waits for a transaction of a last run, and meanwhile loses one of its

@@ -267,7 +267,7 @@ func TestPause(t *testing.T) {
 	expect(t, "what a pause says of earlier runs", run(t, a, s.rest()), "unknown")
 	s.sure = true
 	expect(t, "a start", run(t, a, s.rest()), "started")
-	expect(t, "a pause beside a run", run(t, a, "SELECT pglead.pause_1(7, 1::smallint, 'seven', now() + interval '1h', 'ann', NULL)"), "running here")
+	expect(t, "a pause beside a run", run(t, a, "SELECT pglead.pause_1(7, 1::smallint, 'seven', now() + interval '1h', 'ann', NULL)"), "paused")
 	expect(t, "the run's end", run(t, a, finish(7, s.token, "ok")), fmt.Sprint(s.token))
 	s = of(token(t, a))
 	if got := run(t, a, s.first()) + run(t, a, s.rest()); !strings.HasPrefix(got, "paused ") {

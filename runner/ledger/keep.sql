@@ -2,7 +2,6 @@
 CREATE OR REPLACE FUNCTION pglead.pause_1(p_number bigint, p_sub smallint, p_key text, p_until timestamptz, p_by text, p_note text) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 DECLARE
-	running text;
 	-- Not [[:cntrl:]], which also has 128 to 159: with SQL_ASCII these are bytes of characters.
 	who text := left(regexp_replace(p_by, E'[\\x01-\\x1f\\x7f]', '?', 'g'), 200);
 	why text := left(regexp_replace(p_note, E'[\\x01-\\x1f\\x7f]', '?', 'g'), 300);
@@ -18,10 +17,7 @@ BEGIN
 	ON CONFLICT (number, sub, reader) DO UPDATE SET key = coalesce(l.key, excluded.key), paused_until = p_until, paused_by = who, note = why;
 	UPDATE pglead.lock AS l SET paused_until = p_until, paused_by = who, note = why
 	WHERE l.key = left(p_key, 500) AND pglead.slots_1(l.number, l.sub, l.key, p_number, p_sub) AND l.reader = 0 AND l.number <> p_number;
-	SELECT 'running ' || coalesce(l.host, '') INTO running FROM pglead.lock AS l
-	WHERE (l.number = p_number AND l.sub = p_sub OR l.key = left(p_key, 500) AND pglead.slots_1(l.number, l.sub, l.key, p_number, p_sub))
-		AND l.started IS NOT NULL AND l.ended IS NULL ORDER BY l.started LIMIT 1;
-	RETURN coalesce(running, 'paused');
+	RETURN 'paused';
 END $$;
 
 -- resume_1 ends a pause, and says whether there was one.

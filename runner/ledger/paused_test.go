@@ -72,7 +72,7 @@ func pausesAfter(t *testing.T, server *localpg.Server, a *pgconn.PgConn, s start
 	answers := beside(t, b, "SELECT pglead.pause_1(7, 1::smallint, '"+key+"', 'infinity', 'ann', '')")
 	awaitLock(t, server, b)
 	run(t, a, "COMMIT")
-	expect(t, "a pause", <-answers, "running here<nil>")
+	expect(t, "a pause", <-answers, "paused<nil>")
 }
 
 // TestPauseOfFirstStart: a pause waits for the commit of a slot's very first start, which makes a

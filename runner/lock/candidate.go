@@ -153,9 +153,9 @@ func (c *Candidate) abandon(ctx context.Context, w *waiter, err error) {
 
 // openSession opens a session, whose login carries the first try, if there is one (firstTrySQL).
 func (c *Candidate) openSession(ctx context.Context) (s *session.Session, err error) {
-	c.cfg.SayTrying(0)
 	of := c.cfg.sessionConfig()
-	if !c.wait.returning && !c.cfg.ofList {
+	of.Trying = func() { c.cfg.SayTrying(0) }
+	if !c.wait.returning && !c.cfg.ofList && !of.Quorum {
 		of.FirstTry = c.cfg.firstTrySQL()
 	}
 	of.LoginQuestion = cmp.Or(c.cfg.Ledger.QuestionSQL(of.Transaction), of.LoginQuestion)

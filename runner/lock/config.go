@@ -56,11 +56,10 @@ const Forever = time.Duration(math.MaxInt64)
 // info and warning, like syslog's notice.
 const LevelNotice = slog.LevelInfo + 2
 
-// AttemptMost is longer than one attempt can take: the connection to each host, a second
-// connection, the lock-delay, and some questions, each shorter than the lease.
+// AttemptMost is longer than an attempt can take from the last address that it tries: the
+// connection, a second one, the lock-delay, and some questions, each shorter than the lease.
 func (cfg *Config) AttemptMost() time.Duration {
-	hosts := 1 + len(cfg.Session.Database.Fallbacks)
-	return time.Duration(hosts+1)*cfg.Session.ConnectTimeout + cfg.LockDelay + 4*cfg.Session.Lease
+	return 2*cfg.Session.ConnectTimeout + cfg.LockDelay + 4*cfg.Session.Lease
 }
 
 // sessionConfig is the configuration of a session.

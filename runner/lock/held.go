@@ -32,7 +32,7 @@ type Held struct {
 
 // Slot is, with a gate, the index of the lock in the claim, from 1; otherwise it is 0.
 func (h *Held) Slot() int {
-	if !h.cfg.Claim.takesAny() || len(h.grants) == 0 {
+	if !h.cfg.Claim.takesAny() {
 		return 0
 	}
 	return 1 + slices.Index(h.cfg.Claim.IDs, h.grants[0].ID)

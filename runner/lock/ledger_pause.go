@@ -27,7 +27,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 		return err
 	}
 	left := askPauseEvery
-	if !why.Until.IsZero() {
+	if why.Until.Before(ledger.Endless()) {
 		left = time.Until(why.Until) // by this host's clock, until the server has answered
 	}
 	for w.candidate.timeLeft() > 0 {

@@ -18,7 +18,7 @@ type Observer struct {
 	Waiting func(backend uint32, views []inspect.View)
 	// Away is called after each failed attempt, with the reason why the database can't be reached or
 	// used, every few seconds during a pause in the ledger, with that, and with nil when the wait for
-	// the locks goes on.
+	// the locks goes on. The workers of a list call it at the same time.
 	Away func(obstacle error)
 	// Delayed is called when a lock-delay begins, with the time when it will end, and with
 	// the zero time when it is over.

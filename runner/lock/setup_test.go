@@ -27,7 +27,7 @@ import (
 // what was heard, is tested in package evidence; when a waiter tries and looks, in package crowd.
 const index = `
 claim_several, claim_slots, claim_shared, claim_conflicts, claim_prepared               what is claimed
-candidate_reconnect                                                                     coming back after an outage
+candidate_reconnect, candidate_alive                                                    coming back after an outage
 line, line_marks, line_arrival, line_room, line_dormant, line_watch, line_fairness      the line, and its order
 takeover, takeover_longer_lease, line_silence, line_silence_enough, line_clock_linux    taking over, by kind of end
 token, settle_interrupted, warmup                                                       the start

@@ -66,15 +66,21 @@ type route struct {
 	looked  map[string][]string // the addresses of each host
 }
 
-// record makes the configuration's next connection note its route.
-func (r *route) record(database *pgconn.Config) {
+// record makes the configuration's next connection note its route, and call trying at each step
+// of it that may take long.
+func (r *route) record(database *pgconn.Config, trying func()) {
+	if trying == nil {
+		trying = func() {}
+	}
 	dial, lookup := database.DialFunc, database.LookupFunc
 	r.looked = map[string][]string{}
 	database.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 		r.address = address
+		trying()
 		return dial(ctx, network, address)
 	}
 	database.LookupFunc = func(ctx context.Context, host string) ([]string, error) {
+		trying()
 		found, err := lookup(ctx, host)
 		r.looked[host] = found
 		return found, err

@@ -42,16 +42,17 @@ func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, erro
 func connectToHold(ctx context.Context, cfg Config, way *route, check pgconn.ValidateConnectFunc) (*pgconn.PgConn, error) {
 	database := cfg.Database.Copy()
 	database.ConnectTimeout = cfg.ConnectTimeout
-	database.DialFunc = (&net.Dialer{
+	dialer := &net.Dialer{
 		// The kernel's probes find a dead peer while no request is under way. The
 		// heartbeat finds silence after a request.
 		KeepAliveConfig: net.KeepAliveConfig{
 			Enable: true, Idle: cfg.Lease / 3, Interval: cfg.Lease / 6, Count: keepaliveCount,
 		},
 		ControlContext: userTimeout(cfg.Lease),
-	}).DialContext
+	}
+	database.DialFunc = dialer.DialContext
 	database.ValidateConnect = check
-	way.record(database)
+	way.record(database, cfg.Trying)
 	return connect(ctx, database)
 }
 

@@ -27,7 +27,6 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	if !cfg.Quorum {
 		return openOne(ctx, cfg)
 	}
-	cfg.FirstTry = ""
 	s, err := openOne(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -52,7 +51,7 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 	s := hijack(pg, cfg)
 	s.server.began = s.server.began.Add(-answers.age)
 	s.server.identity, s.firstTry, s.loginAnswer = answers.identity, answers.first, answers.login
-	s.cfg.Database = way.pin(cfg.Database)
+	s.cfg.Database, s.cfg.Trying = way.pin(cfg.Database), nil // a second session has one address
 	return s, nil
 }
 

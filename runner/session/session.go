@@ -44,6 +44,10 @@ type Config struct {
 	// answer, or for answerTimeout if that is longer.
 	ConnectTimeout time.Duration
 
+	// Trying may be set. It is called before a host's name is looked up, and before each of its
+	// addresses is tried, each with its own ConnectTimeout: a name may have any number of them.
+	Trying func()
+
 	// ApplicationName is what pg_stat_activity shows to all roles. A Session puts it into literals
 	// of SQL, so there it has no quote and no backslash (describe.Name).
 	ApplicationName string

@@ -88,8 +88,8 @@ func Channel(id lockkey.ID) string { return "pglead.1." + id.String() }
 // longestAnnounced is the longest time for which a holder's announcement can make others wait.
 const longestAnnounced = 24 * time.Hour
 
-// Parse reads a payload from a lock's channel.
-func Parse(payload string) (a Announcement, ok bool) {
+// parse reads a payload from a lock's channel.
+func parse(payload string) (a Announcement, ok bool) {
 	fields := strings.Split(payload, " ")
 	if len(fields) < 4 || !Word(fields[0]).known() {
 		return a, false

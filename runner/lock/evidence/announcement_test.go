@@ -35,7 +35,7 @@ func TestParse(t *testing.T) {
 		"left" + text[5:] + " to=7":  with(func(a *Announcement) { a.Word, a.To = Left, 7 }),
 		"clean 281474976711380 15000 9223372036854775807": with(func(a *Announcement) { a.LostGrace = longestAnnounced }),
 	} {
-		if got, ok := Parse(payload); !ok || got != want {
+		if got, ok := parse(payload); !ok || got != want {
 			t.Errorf("%q is %+v, %v, want %+v", payload, got, ok, want)
 		}
 	}
@@ -43,7 +43,7 @@ func TestParse(t *testing.T) {
 		"", "clean", "clean 1 2", "dirty 1 2 3", "clean x 2 3", "clean 1 -2 3", "started 1 2 99999999999999999999",
 		"Clean 1 2 3", " clean 1 2 3", "clean  1 2 3", "prefer host 60", "clean 1 2 3x",
 	} {
-		if got, ok := Parse(payload); ok {
+		if got, ok := parse(payload); ok {
 			t.Errorf("%q is taken for %+v", payload, got)
 		}
 	}
@@ -76,7 +76,7 @@ func FuzzParse(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, payload string) {
-		a, ok := Parse(payload)
+		a, ok := parse(payload)
 		if !ok {
 			return
 		}
@@ -84,7 +84,7 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%q is %+v", payload, a)
 		}
 		again := payloadOf(a)
-		if b, ok := Parse(again); !ok || a != b {
+		if b, ok := parse(again); !ok || a != b {
 			t.Errorf("%q is %+v, but %q is %+v", payload, a, again, b)
 		}
 	})

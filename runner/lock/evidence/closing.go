@@ -149,7 +149,7 @@ func (e *Evidence) ends(w heardWord, s knownStart) bool {
 	case asOwn:
 		return true
 	case asHolder:
-		return s.pid == w.PID || ofItsRole || w.Word == Clean && s.kind == ofUnknown
+		return s.pid == w.PID || ofItsRole || s.kind == ofUnknown
 	case asRelative:
 		return ofItsRole
 	case asStranger: // its words end nothing here: see cancelOwn
@@ -229,22 +229,20 @@ func (e *Evidence) cancelOwn(w heardWord) {
 func (e *Evidence) NoteRole(pid, role uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	gone := role == 0
-	if _, known := e.peers[pid]; gone && !known {
-		e.peers[pid] = peer{} // its role isn't asked for again until it says more
-	}
-	if !gone {
-		e.peers[pid] = peer{role: role, heldAt: e.peers[pid].heldAt}
-		for i, w := range e.words {
-			if w.PID == pid {
-				e.words[i].role = cmp.Or(w.role, role)
-			}
+	if role == 0 {
+		if _, known := e.peers[pid]; !known {
+			e.peers[pid] = peer{} // its role isn't asked for again until it says more
 		}
-		e.applyWords()
-	}
-	if gone {
 		e.dropWords(pid)
+		return
 	}
+	e.peers[pid] = peer{role: role, heldAt: e.peers[pid].heldAt}
+	for i, w := range e.words {
+		if w.PID == pid {
+			e.words[i].role = cmp.Or(w.role, role)
+		}
+	}
+	e.applyWords()
 }
 
 // Trusts says whether a session is more than a stranger. A word of it may not count for all that:

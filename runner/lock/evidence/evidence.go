@@ -135,7 +135,7 @@ func (e *Evidence) Forget() {
 // Hear notes what another session said on the lock's channel, and returns it if it is an
 // announcement that concerns this waiter. The session's reader calls it.
 func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
-	a, ok = Parse(payload)
+	a, ok = parse(payload)
 	if !ok || e.waiter.Shared && a.Shared && a.Word == Started {
 		return a, false
 	}
