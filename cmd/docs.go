@@ -235,7 +235,7 @@ func (p *manual) text(s string) {
 func (p *manual) environment(cmd *cobra.Command) {
 	var options []string
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
-		if f.Name != "help" && !f.Hidden {
+		if f.Name != "help" && f.Name != "version" && !f.Hidden { // these two ask pglead itself
 			options = append(options, envName(f.Name))
 		}
 	})

@@ -133,24 +133,32 @@ func (f *lookFlags) openReader(ctx context.Context, server session.Config) (*ses
 	return client, err
 }
 
-// connect finds out, at its first call, where the locks are. It opens a connection, calls do with it,
-// and closes it. A signal ends the context of both.
-func (f *lookFlags) connect(cmd *cobra.Command, open opener, do func(ctx context.Context, client *session.Client) error) error {
-	if f.server.Database == nil {
-		server, _, err := f.connection(cmd)
-		if err != nil {
-			return err
-		}
-		f.server = server
+// connect finds out where the locks are, and calls do with a connection. A signal ends both.
+func (f *lookFlags) connect(cmd *cobra.Command, open opener, do doWithClient) error {
+	if err := f.locate(cmd); err != nil {
+		return err
 	}
-	return untilSignal(func(ctx context.Context) error {
-		client, err := open(ctx, f.server)
-		if err != nil {
-			return err
-		}
-		defer client.Close()
-		return do(ctx, client)
-	})
+	return untilSignal(func(ctx context.Context) error { return f.withClient(ctx, open, do) })
+}
+
+// locate finds out, at its first call, where the locks are.
+func (f *lookFlags) locate(cmd *cobra.Command) (err error) {
+	if f.server.Database == nil {
+		f.server, _, err = f.connection(cmd)
+	}
+	return err
+}
+
+type doWithClient func(ctx context.Context, client *session.Client) error
+
+// withClient opens a connection, calls do with it, and closes it.
+func (f *lookFlags) withClient(ctx context.Context, open opener, do doWithClient) error {
+	client, err := open(ctx, f.server)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return do(ctx, client)
 }
 
 // untilSignal calls do with a context that a signal ends. If do then fails, this process dies of

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -66,26 +67,32 @@ func (f *lsFlags) ls(cmd *cobra.Command, patterns []string) error {
 		_, err := io.WriteString(cmd.OutOrStdout(), text)
 		return err
 	}
-	for {
-		err := f.connect(cmd, session.OpenClient, func(ctx context.Context, client *session.Client) error {
-			err := f.follow(ctx, client, patterns, show)
-			if f.watch && ctx.Err() != nil {
-				err = nil // a signal is how it ends, also during a look
+	if err := f.locate(cmd); err != nil {
+		return err
+	}
+	connected := false
+	return untilSignal(func(ctx context.Context) error {
+		for {
+			err := f.withClient(ctx, session.OpenClient, func(ctx context.Context, client *session.Client) error {
+				connected = true
+				return f.follow(ctx, client, patterns, show)
+			})
+			if f.watch && connected && ctx.Err() != nil {
+				err = nil // a signal is how it ends, also during a look or an outage
 			}
 			if err == nil && screen { // overwrite the ^C that the terminal shows
 				_, err = io.WriteString(cmd.OutOrStdout(), "\r"+eraseRest)
 			}
-			return err
-		})
-		if !screen || !session.Passing(err) {
-			return err
+			if !screen || !session.Passing(err) {
+				return err
+			}
+			// Somebody who watches through an outage wants to see its end.
+			if err := show(visible.Text(err.Error()) + "\n"); err != nil {
+				return err
+			}
+			pace.Sleep(ctx, watchInterval)
 		}
-		// Somebody who watches through an outage wants to see its end.
-		if err := show(visible.Text(err.Error()) + "\n"); err != nil {
-			return err
-		}
-		time.Sleep(watchInterval)
-	}
+	})
 }
 
 // follow shows the locks once or, with --watch, until ctx ends.

@@ -52,7 +52,7 @@ func (t Task) claim() lock.Claim {
 type Tally struct {
 	Running int
 	Ran     int // Failed included
-	Failed  int // ended with a non-zero exit status, by a signal or a timeout, by a loss of the lock or the guard, or was asked to step down
+	Failed  int // ended with a non-zero exit status, by a signal or a timeout, by a loss of the lock or the guard, or was asked to end or to step down
 	Held    int // skipped, since somebody else holds their lock
 	Paused  int // skipped, since the ledger says so
 	// Hindered counts items that were skipped because of an obstacle that may pass, such as a

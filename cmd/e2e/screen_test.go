@@ -167,4 +167,14 @@ func TestScreen(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.shows(`\Ano locks in `)
+
+	// Interrupted during an outage it ends as it does at any other time.
+	if err := server.Stop(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	s.shows(`\Aconnect to `)
+	s.tmux("send-keys", "C-c")
+	s.shows(`(?m)^` + prompt + `\n*\z`)
+	s.types("clear; echo status $?")
+	s.shows("status 0")
 }

@@ -31,8 +31,8 @@ const (
 	CallEvery = 20 * time.Millisecond
 )
 
-// HearCall is how often a dormant waiter asks whether somebody calls. A call lasts longer than
-// that, and holds the lock without a command. So it asks at least every 5 s, however long the lease
+// HearCall is how often a dormant waiter asks whether somebody calls. A call to it lasts longer than
+// that (Patience), and holds the lock without a command. So it asks at least every 5 s, however long the lease
 // is.
 func HearCall(lease time.Duration) time.Duration {
 	const most = 5 * time.Second

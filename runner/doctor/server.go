@@ -66,7 +66,7 @@ func (x *examination) primary(ctx context.Context) checkup.Check {
 		if row[2] != "1" {
 			advice = "pg_read_all_stats lets a role see how long ago that was; others see no more than the last checkpoint, and when tables were vacuumed since"
 		}
-		return checkup.Notef(advice, "%s; for all that can be seen restarted, recovered or promoted %v ago: until that is %v, a first try that succeeds waits for the rest",
+		return checkup.Notef(advice, "%s; for all that can be seen restarted, recovered or promoted %v ago: until that is %v, a first try that succeeds waits for the rest, unless a ledger has the end of the last run",
 			seen, coarse(age), x.lockDelay)
 	}
 	return checkup.Okf("%s", seen)
@@ -210,7 +210,7 @@ func (x *examination) slots(ctx context.Context) checkup.Check {
 // notify tests the notifications between waiters and holders.
 func (x *examination) notify(ctx context.Context) checkup.Check {
 	if x.cfg.Transaction {
-		return checkup.Notef("", "not heard with --transaction: a takeover after a wait always waits out the lock-delay")
+		return checkup.Notef("", "not heard with --transaction: a takeover after a wait waits out the lock-delay, unless a ledger says that the last command is dead")
 	}
 	const name = "pglead.1.doctor"
 	// While a commit with a NOTIFY waits for a standby, all notifications wait.
@@ -226,7 +226,7 @@ func (x *examination) notify(ctx context.Context) checkup.Check {
 	}
 	if x.heard != name {
 		const advice = "does something in between swallow notifications? " +
-			"Without them a takeover after a wait always waits out the lock-delay"
+			"Without them a takeover after a wait waits out the lock-delay, unless a ledger says that the last command is dead"
 		return checkup.Warningf(advice, "a notification was sent, and did not arrive")
 	}
 	full, err := x.row(ctx, 1, "SELECT pg_catalog.round("+session.QueueUsageSQL+"::numeric * 100)")

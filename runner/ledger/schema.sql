@@ -1,8 +1,8 @@
 -- What pglead remembers of its runs: version 1.
 --
 -- Any role that may create a schema in the database can install this; nothing here needs a
--- superuser. A role takes part if it has USAGE on the schema. If this is run again it only adds
--- what is missing; no version takes a column away.
+-- superuser. A role takes part if it has USAGE on the schema. If this is run again it adds what is
+-- missing, and replaces the functions; no version takes a column away.
 
 -- Each login asks for the ledger by this function. A server that was built without libxml rejects it
 -- once the query has a row, and would then let no run start.

@@ -300,7 +300,7 @@ func (w *waiter) refuse(ctx context.Context) error {
 	return conflict
 }
 
-// lastQuery is a session that ends with the answer to its next query.
+// lastQuery is a session that ends with the answer to its next query, if Request.Last lets it.
 type lastQuery struct{ *session.Session }
 
 func (l lastQuery) Query(ctx context.Context, queries ...string) (session.Rows, error) {

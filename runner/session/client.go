@@ -13,7 +13,7 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// Client is a connection for questions and brief changes, with no lease and no heartbeat. It works
+// Client is a connection for questions and brief changes, with no heartbeat. It works
 // through a pooler, too.
 type Client struct {
 	pg     *pgconn.PgConn

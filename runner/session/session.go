@@ -12,7 +12,7 @@
 // second.go and quorum.go are for poolers and quorums, client.go for commands that only ask. The
 // rest is there to be looked up: dsn.go, sources.go and address.go say where the server is,
 // standbys.go and age.go what kind of server it is, errors.go and sqlstate.go what an error means;
-// rows.go, limit.go and encoding.go read its answers.
+// rows.go, limit.go and encoding.go read its answers; socket_*.go has the socket's time-out.
 package session
 
 import (

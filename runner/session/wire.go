@@ -31,7 +31,7 @@ type Request struct {
 	// before this process ends, would wake the server's backend for a millisecond, possibly on the
 	// processor that this process needs for its own end.
 	//
-	// Last has no effect with a quorum, where a second session has to be closed first, or
+	// This session sends none with a quorum, where a second session has to be closed first, or
 	// with a pooler: if a goodbye arrives before the answer, the pooler thinks that the
 	// client is lost, and closes its connection to the server.
 	Last bool
@@ -204,7 +204,8 @@ func isQuery(sql string) bool {
 }
 
 // Encoded is a request in the bytes of the protocol. The guard, which shares the socket, sends it
-// when this process is gone, stopped or cut off. That is impossible if the connection is encrypted.
+// when this process is gone, stopped or cut off, and any second session with it. That is impossible if the
+// connection is encrypted.
 func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 	if s.Encrypted() {
 		return nil, false
