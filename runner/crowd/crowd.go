@@ -32,8 +32,8 @@ const (
 )
 
 // HearCall is how often a dormant waiter asks whether somebody calls. A call to it lasts longer than
-// that (Patience), and holds the lock without a command. So it asks at least every 5 s, however long the lease
-// is.
+// that (Patience), and holds the lock without a command. So it asks at least every 5 s, however
+// long the lease is.
 func HearCall(lease time.Duration) time.Duration {
 	const most = 5 * time.Second
 	return min(leasetime.WaiterBeat(lease), most)

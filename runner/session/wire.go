@@ -204,8 +204,8 @@ func isQuery(sql string) bool {
 }
 
 // Encoded is a request in the bytes of the protocol. The guard, which shares the socket, sends it
-// when this process is gone, stopped or cut off, and any second session with it. That is impossible if the
-// connection is encrypted.
+// when this process, and any second session with it, is gone, stopped or cut off. That is impossible
+// if the connection is encrypted.
 func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 	if s.Encrypted() {
 		return nil, false
