@@ -134,8 +134,8 @@ func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
 // firstTrySQL is the SQL expression of the first try. It travels with the login, in the same round
 // trip, as session.Config.FirstTry, and askTry takes the answer from the session. There are three
 // exceptions. A list's session serves many bids, so each sends its own first try. With a quorum the
-// lock is not tried for before the second session is open (session.Open). A returning candidate has
-// a place in line, and must not overtake those before it (Candidate.openSession), so it makes none.
+// lock is not tried for before the second session is open, and a returning candidate, which has a
+// place in line, must not overtake those before it (acquireOnce for both).
 func (cfg *Config) firstTrySQL() string {
 	if cfg.Wait > 0 && cfg.announces() {
 		return advisory.TryOrArriveSQL(cfg.Claim.locks(), cfg.Claim.Gate)

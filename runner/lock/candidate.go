@@ -116,7 +116,11 @@ func (c *Candidate) persist(ctx context.Context, attempt func() error) error {
 
 // acquireOnce is what Acquire does with one session.
 func (c *Candidate) acquireOnce(ctx context.Context, prepare Prepare) (*Held, error) {
-	s, err := c.openSession(ctx)
+	firstTry := ""
+	if !c.wait.returning && !c.cfg.Session.Quorum {
+		firstTry = c.cfg.firstTrySQL()
+	}
+	s, err := c.openSession(ctx, firstTry)
 	if err != nil {
 		return nil, err
 	}
@@ -151,13 +155,11 @@ func (c *Candidate) abandon(ctx context.Context, w *waiter, err error) {
 	w.reportUnstarted(ctx)
 }
 
-// openSession opens a session, whose login carries the first try, if there is one (firstTrySQL).
-func (c *Candidate) openSession(ctx context.Context) (s *session.Session, err error) {
+// openSession opens a session, whose login carries the first try, if that isn't empty (firstTrySQL).
+func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
 	of := c.cfg.sessionConfig()
 	of.Trying = func() { c.cfg.SayTrying(0) }
-	if !c.wait.returning && !c.cfg.ofList && !of.Quorum {
-		of.FirstTry = c.cfg.firstTrySQL()
-	}
+	of.FirstTry = firstTry
 	of.LoginQuestion = cmp.Or(c.cfg.Ledger.QuestionSQL(of.Transaction), of.LoginQuestion)
 	if c.cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(c.timeLeft(), time.Second))

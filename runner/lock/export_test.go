@@ -41,9 +41,7 @@ func (h *Held) NextNamed(ctx context.Context) string {
 
 // OpenSession opens a session as a candidate does that comes back.
 func OpenSession(ctx context.Context, cfg Config) (*session.Session, error) {
-	c := NewCandidate(cfg)
-	c.wait.returning = true
-	return c.openSession(ctx)
+	return NewCandidate(cfg).openSession(ctx, "")
 }
 
 // ExchangeAll is an exchange that several have joined: the locks to release, and those to try for.

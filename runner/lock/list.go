@@ -51,7 +51,7 @@ func OpenList(ctx context.Context, cfg Config, number lockkey.ID, heard func(ite
 	c := NewCandidate(cfg)
 	l := &List{cfg: cfg, number: number, underWay: map[lockkey.ID]*Attempt{}, kept: map[lockkey.ID]*listener{}}
 	err := c.persist(ctx, func() (err error) {
-		if l.Session, err = c.openSession(ctx); err != nil {
+		if l.Session, err = c.openSession(ctx, ""); err != nil {
 			return err
 		}
 		if cfg.announces() {

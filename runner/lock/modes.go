@@ -78,7 +78,7 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	                 not show its end                                        releaseQueries
 //	                 a reader that comes back ends no former session         endFormer
 //	lists            the session outlives the lock, and holds others         Held.Close, exchange
-//	                 no first try travels with its login                     bid.trySQL
+//	                 no first try travels with its login                     OpenList, bid.trySQL
 //	                 it shows no token                                       showsToken
 //	                 an exchange announces each start, though nobody may     bareDrawQuery
 //	                 listen: it tells the others on the list in any case
@@ -97,4 +97,4 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	                 second session                                          Session.AwaitStandbys
 //	                 a lock counts as held from then on                      addGrants, confirmGrants
 //	                 the guard's word of the end waits for none              Held.EncodedRelease
-//	                 the first try does not travel with the login            session.Open
+//	                 the first try does not travel with the login            acquireOnce
