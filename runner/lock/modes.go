@@ -30,10 +30,6 @@ func (cfg *Config) drawsWithTry() bool {
 // one message, and the draw with them.
 func (cfg *Config) canExchange() bool { return cfg.drawsWithTry() && !cfg.Claim.Shared }
 
-// needsSecondLater says whether the second session is needed again after the draw: for a quorum's
-// commits, and for the next item of a list.
-func (cfg *Config) needsSecondLater() bool { return cfg.Session.Quorum || cfg.ofList }
-
 // announcesDeath says whether waiters are told of a command that is dead after a loss. After a
 // reader, or without a lock-delay, they wait for nothing that this would shorten.
 func (cfg *Config) announcesDeath() bool {

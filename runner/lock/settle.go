@@ -59,9 +59,6 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	}
 	b.preparation.begin()
 	err = start(ctx)
-	if err == nil && !b.cfg.needsSecondLater() {
-		b.Session.DropSecond()
-	}
 	err = cmp.Or(err, b.preparation.await())   // also after an error: giveUp needs the guard's start to be over
 	if err == nil && b.Session.ExpireIfDue() { // the disk took longer than the rest of the lease
 		err = b.Session.EndError()

@@ -57,6 +57,7 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 		w.candidate.noteAnswer()
 		held, err := w.settle(ctx)
 		if err == nil {
+			w.Session.DropSecond() // a list keeps its own, which draws the next item's token
 			held.toCall = w.whomToCall()
 			held.checkForStepDown()
 			return held, nil

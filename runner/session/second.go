@@ -102,15 +102,17 @@ func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	return second, nil
 }
 
-// DropSecond closes the second session. It is not for a quorum, which depends on that session.
+// DropSecond closes the second session, unless this one depends on it.
 func (s *Session) DropSecond() {
 	s.openingSecond.Lock()
 	defer s.openingSecond.Unlock()
 	s.mu.Lock()
-	second := s.second
-	s.second = nil
+	second, depends := s.second, s.depends
+	if !depends {
+		s.second = nil
+	}
 	s.mu.Unlock()
-	if second != nil {
+	if second != nil && !depends {
 		second.Close()
 	}
 }
