@@ -70,10 +70,16 @@ func (c Claim) othersInLinesSQL() string {
 	return "locktype = 'advisory' AND granted AND pid <> pg_catalog.pg_backend_pid() AND " + advisory.InLinesSQL(c.lines()...)
 }
 
-// announceEndQueries are the queries that announce the end under each lock to those in line.
+// announceEndQueries are the queries that announce the end under each lock to those in line. The end
+// of a list's item is announced even if nobody listens now, since others on the list may come back to
+// it; a reader's end proves nothing to them.
 func (b *bid) announceEndQueries() (queries []string) {
 	for _, l := range b.Locks() {
-		queries = append(queries, b.announceEndQuery(l, b.cfg.Claim.listenersSQL()))
+		query := b.announceEndQuery(l, b.cfg.Claim.listenersSQL())
+		if b.cfg.ofList && !l.Shared && b.prefers == "" {
+			query = notifyQuery(evidence.Channel(l.ID), b.endPayloadSQL(evidence.Clean, endPositionSQL))
+		}
+		queries = append(queries, query)
 	}
 	return queries
 }
@@ -84,9 +90,6 @@ func (b *bid) announceEndQuery(l advisory.Lock, listeners string) string {
 	word := evidence.Clean
 	if l.Shared {
 		word = evidence.Left
-	}
-	if !b.cfg.seeksListener() && b.prefers == "" {
-		return notifyQuery(evidence.Channel(l.ID), b.endPayloadSQL(word, endPositionSQL))
 	}
 	// In a new backend, sorting by places, as a look does, would take as long
 	// as all the rest. This order names the wrong session when the tickets' time has

@@ -30,11 +30,8 @@ func (l *List) endSQL(h *Held) string {
 
 // tellQueries tell the other workers on the list of an end, in a release. They come after the
 // record in the ledger, if that succeeds: whoever takes an item as done must not leave one behind
-// that the ledger calls lost.
+// that the ledger calls lost. A release in a transaction leaves them out (endTransaction).
 func (l *List) tellQueries(h *Held) []string {
-	if !l.cfg.announces() {
-		return nil
-	}
 	return selectQueries([]string{asyncCommitSQL, l.endSQL(h)})
 }
 

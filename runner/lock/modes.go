@@ -16,10 +16,6 @@ func (cfg *Config) keepsPart() bool { return !cfg.Claim.takesAny() && !cfg.Sessi
 // hear of them. In a transaction they poll: through a pooler nobody can listen.
 func (cfg *Config) announces() bool { return !cfg.Session.Transaction }
 
-// seeksListener says whether an end is announced only if somebody in line listens. Those who may
-// come back for a list's item hear of it in any case, but not of a reader's, which proves nothing.
-func (cfg *Config) seeksListener() bool { return cfg.announces() && (!cfg.ofList || cfg.Claim.Shared) }
-
 // drawsWithTry says whether a try and the draw can go in one message: one try decides, and the draw
 // is not on another session.
 func (cfg *Config) drawsWithTry() bool {
@@ -76,6 +72,7 @@ func (b *bid) startsOnOwn() bool { return b.usesLedger() && !b.cfg.Session.UsesS
 //	lists            the session outlives the lock, and holds others         Held.Close, exchange
 //	                 no first try travels with its login                     OpenList, bid.trySQL
 //	                 it shows no token                                       showsToken
+//	                 an end is announced, though nobody may listen           announceEndQueries
 //	                 an exchange announces each start, though nobody may     bareDrawQuery
 //	                 listen: it tells the others on the list in any case
 //	                 nobody stands in line: the list comes back              Attempt.KeepListening

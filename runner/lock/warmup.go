@@ -13,7 +13,7 @@ package lock
 // makes it read the server's catalogs, which takes half a millisecond: with the warm-up it has done
 // so before its command ends.
 func (h *Held) endWarmupQueries() []string {
-	if !h.cfg.seeksListener() {
+	if !h.cfg.announces() {
 		return nil
 	}
 	return []string{h.announceEndQuery(h.grants[0].Lock, h.cfg.Claim.listenersSQL()+" AND pid IS NULL")}
