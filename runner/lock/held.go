@@ -25,7 +25,7 @@ type Held struct {
 
 	stepDownPending atomic.Bool
 	stepDowns       chan StepDown           // the first request
-	renewed         <-chan boottime.Instant // the item's share of the session's deadlines, in a list
+	renewed         <-chan boottime.Instant // the session's deadlines; in a list, the item's share of them
 
 	staysUntil time.Time // after the release
 }
@@ -46,12 +46,7 @@ func (h *Held) Lost() <-chan struct{} { return h.Session.Done() }
 func (h *Held) Err() error { return h.Session.Err() }
 
 // Renewed delivers the session's latest deadline, after each heartbeat.
-func (h *Held) Renewed() <-chan boottime.Instant {
-	if h.renewed != nil {
-		return h.renewed
-	}
-	return h.Session.Renewed()
-}
+func (h *Held) Renewed() <-chan boottime.Instant { return h.renewed }
 
 // Release frees the locks: when it returns nil another session can have them. The command has to be
 // dead, or never started. If anybody waits, Release announces the end in a transaction before the

@@ -66,7 +66,7 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Held{bid: b}
+	h := &Held{bid: b, renewed: b.Session.Renewed()}
 	h.showHolding()
 	if err := b.Session.EndError(); err != nil {
 		return nil, err
