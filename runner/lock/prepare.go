@@ -13,36 +13,34 @@ type Prepare func(*session.Session) (stop func(), err error)
 // preparation is the one call of Prepare for a session. It goes on beside the questions to the
 // server, so that neither waits for the other.
 type preparation struct {
-	begun bool
-	call  func() (stop func(), err error) // only once, however often it is called
+	prepare func() (stop func(), err error)
+	once    sync.Once // of the call, or of giving up before it
+	stop    func()
+	err     error
 }
 
 func newPreparation(s *session.Session, prepare Prepare) *preparation {
 	if prepare == nil {
 		prepare = func(*session.Session) (func(), error) { return nil, nil }
 	}
-	return &preparation{call: sync.OnceValues(func() (func(), error) { return prepare(s) })}
+	return &preparation{prepare: func() (func(), error) { return prepare(s) }}
 }
 
 // begin prepares in a goroutine of its own.
 func (p *preparation) begin() {
-	p.begun = true
-	go func() { _, _ = p.call() }() // await has its error
+	go func() { _ = p.await() }() // a later await has its error
 }
 
 // await prepares, unless begin has, and returns when that is done.
 func (p *preparation) await() error {
-	p.begun = true
-	_, err := p.call()
-	return err
+	p.once.Do(func() { p.stop, p.err = p.prepare() })
+	return p.err
 }
 
-// giveUp undoes what was prepared, if anything was.
+// giveUp undoes what was prepared. What was not begun is not prepared any more.
 func (p *preparation) giveUp() {
-	if !p.begun {
-		return
-	}
-	if stop, _ := p.call(); stop != nil {
-		stop()
+	p.once.Do(func() {})
+	if p.stop != nil {
+		p.stop()
 	}
 }
