@@ -28,9 +28,12 @@ import (
 type watch struct {
 	mu     sync.Mutex
 	count  int              // counts the watches, since an answer to an earlier one may still arrive
+	of     evidence.Seat    // the holder that is watched, as the latest whole look showed it
 	last   evidence.Seat    // the holder, with its latest request that was seen; PID 0 if none was
 	since  boottime.Instant // when the first answer that shows that request was received
 	enough time.Duration    // how long the silence has to last, by the latest whole look
+	beat   time.Duration    // between two requests of the holder
+	most   time.Duration    // between two questions
 	state  watchState
 
 	warmedUp bool // a question was answered, and the warm-up was sent with the first one
@@ -57,22 +60,22 @@ func (w *waiter) startWatch(ctx context.Context, of evidence.Seat, enough time.D
 	if err != nil {
 		return err
 	}
-	watch, ask := &w.watched, w.askPace()
-	beat := session.Heartbeat{Every: ask.most}
-	beat.SQL = []string{fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.PID, w.turn.Rank == 1)}
+	watch := &w.watched
 	watch.mu.Lock()
 	watch.count++
-	watch.enough, watch.state = enough, watching
-	count := watch.count
+	watch.of, watch.enough, watch.state = of, enough, watching
+	watch.beat, watch.most = w.askPace()
+	count, first := watch.count, watch.whenDue(of.Age)
+	ask := session.Heartbeat{Every: watch.most}
+	ask.SQL = []string{fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.PID, w.turn.Rank == 1)}
 	if !watch.warmedUp {
-		beat.Once = w.turnWarmupQueries()
+		ask.Once = w.turnWarmupQueries()
 	}
 	over := watch.since.Add(enough) // the holder will have been silent for long enough
 	watch.mu.Unlock()
-	beat.Then = func(answers []session.Rows) { w.hearOfHolder(count, of, ask, answers[len(answers)-1]) }
-	w.Session.SetHeartbeat(beat)
+	ask.Then = func(answers []session.Rows) { w.hearOfHolder(count, answers[len(answers)-1]) }
+	w.Session.SetHeartbeat(ask)
 	w.turn.WatchBegins(time.Now())
-	first := ask.whenDue(of.Age)
 	if of.Age < crowd.FirstBeat { // the request may have been its start, which this session has not heard
 		first = crowd.FirstBeat - of.Age + crowd.LookAfter
 	}
@@ -82,7 +85,7 @@ func (w *waiter) startWatch(ctx context.Context, of evidence.Seat, enough time.D
 
 // hearOfHolder takes the answer to a question of watch number count, and plans the next question.
 // The session's reader calls it.
-func (w *waiter) hearOfHolder(count int, of evidence.Seat, ask askPace, answer session.Rows) {
+func (w *waiter) hearOfHolder(count int, answer session.Rows) {
 	received, watch := boottime.Now(), &w.watched
 	watch.mu.Lock()
 	defer watch.mu.Unlock()
@@ -91,49 +94,43 @@ func (w *waiter) hearOfHolder(count int, of evidence.Seat, ask askPace, answer s
 		return
 	}
 	var next time.Duration
-	if watch.state, next = watch.judge(of, ask, received, answer); watch.state == watching {
+	if watch.state, next = watch.judge(received, answer); watch.state == watching {
 		w.Session.BeatAt(received.Add(next))
 		return
 	}
 	nudge(w.listener.news)
 }
 
-// askPace decides when the heartbeat that watches a holder asks again.
-type askPace struct {
-	beat time.Duration // between two requests of the holder
-	most time.Duration // between two questions
-}
-
-// askPace is the pace for this place in line.
-func (w *waiter) askPace() askPace {
-	beat := leasetime.BeatEvery(w.cfg.Session.Lease)
+// askPace is the time between two requests of the holder, and at most between two questions about it.
+func (w *waiter) askPace() (beat, most time.Duration) {
+	beat = leasetime.BeatEvery(w.cfg.Session.Lease)
 	if w.turn.Rank == 1 && w.Session.Encrypted() {
 		// The holder's connection may be encrypted, too. Then the holder's guard can't announce
 		// that its pglead was killed.
-		return askPace{beat, beat / 2}
+		return beat, beat / 2
 	}
-	return askPace{beat, beat}
+	return beat, beat
 }
 
 // whenDue is the time until the question just after the holder's next request is due, if its latest
 // has this age. Such a question counts the silence from its beginning.
-func (p askPace) whenDue(age time.Duration) time.Duration {
-	if due := p.beat - age + crowd.LookAfter; due > 0 && due < p.beat+crowd.LookAfter {
-		return min(due, p.most)
+func (w *watch) whenDue(age time.Duration) time.Duration {
+	if due := w.beat - age + crowd.LookAfter; due > 0 && due < w.beat+crowd.LookAfter {
+		return min(due, w.most)
 	}
-	return p.most
+	return w.most
 }
 
 // whileSilent is the time until the next question about a holder that has been silent, and is
 // dead if it stays silent for the time left.
-func (p askPace) whileSilent(silent, left time.Duration) time.Duration {
+func (w *watch) whileSilent(silent, left time.Duration) time.Duration {
 	switch {
-	case silent < p.beat-crowd.LookAfter:
-		return min(p.most, p.beat-silent, left)
-	case silent < 2*p.beat: // its request is late, and may be about to come
-		return min(p.beat/4, left)
+	case silent < w.beat-crowd.LookAfter:
+		return min(w.most, w.beat-silent, left)
+	case silent < 2*w.beat: // its request is late, and may be about to come
+		return min(w.beat/4, left)
 	}
-	return min(p.most, left)
+	return min(w.most, left)
 }
 
 // prepareWatch prepares the statement that looks at a session and, if its second parameter is true,
@@ -180,27 +177,28 @@ func (w *watch) noteSeen(s evidence.Seat, received boottime.Instant) (since boot
 	return w.since, again
 }
 
-// judge says what an answer about a holder calls for and, while the watch goes on, in what time the
-// next question is due. of is the holder as the latest whole look showed it. The caller holds mu.
-func (w *watch) judge(of evidence.Seat, ask askPace, received boottime.Instant, answer session.Rows) (watchState, time.Duration) {
+// judge says what an answer about the holder calls for and, while the watch goes on, in what time the
+// next question is due. The caller holds mu.
+func (w *watch) judge(received boottime.Instant, answer session.Rows) (watchState, time.Duration) {
 	row, err := answer.Only(5)
-	if err != nil || row[0] != "f" || row[1] != of.Opened {
+	if err != nil || row[0] != "f" || row[1] != w.of.Opened {
 		return shouldTry, 0
 	}
 	d, _ := describe.Parse(row[4])
 	if d.Request == 0 {
 		return shouldLook, 0
 	}
-	of.Request, of.Changed = d.Request, row[2]
-	since, again := w.noteSeen(of, received)
+	seen := w.of
+	seen.Request, seen.Changed = d.Request, row[2]
+	since, again := w.noteSeen(seen, received)
 	left := since.Add(w.enough).Sub(received)
 	switch {
 	case !again:
-		return watching, ask.whenDue(evidence.RequestAge(row[3]))
+		return watching, w.whenDue(evidence.RequestAge(row[3]))
 	case left <= 0:
 		return shouldLook, 0
 	}
-	return watching, ask.whileSilent(w.enough-left, left)
+	return watching, w.whileSilent(w.enough-left, left)
 }
 
 // unwatch ends the watch, if there is one.
