@@ -17,43 +17,24 @@ import (
 // An item of a list is skipped if it can't be run now, or need not be run. If there is time, the
 // list comes back to those that others hold or that are paused.
 
-// skipReason is why an item is skipped.
-type skipReason int
-
-const (
-	heldElsewhere skipReason = iota
-	hindered                 // by an obstacle that may pass
-	paused
-	alreadyDone // and not to be run again
-)
-
-// skip counts an item that is not run now. If there is time, this process comes back to it, unless
-// the item is done.
-func (e *each) skip(it *activeItem, why skipReason) {
-	e.count(func(t *Tally) {
-		to := &e.comeBack
-		switch why {
-		case heldElsewhere:
-			t.Held++
-		case hindered:
-			t.Hindered++
-		case paused:
-			t.Paused++
-			to = &e.paused
-		case alreadyDone:
-			t.Done++
-			return
-		}
-		if e.cfg.Lock.Wait > 0 {
-			*to = append(*to, it.item)
+// skip counts an item that is not run now, in one of the tally's numbers. If there is time, this
+// process comes back to it: it is added to later, unless that is nil.
+func (e *each) skip(it *activeItem, number *int, later *[]string) {
+	e.count(func(*Tally) {
+		*number++
+		if later != nil && e.cfg.Lock.Wait > 0 {
+			*later = append(*later, it.item)
 		}
 	})
 }
 
+// skipDone skips an item that is done, and not to be run again.
+func (e *each) skipDone(it *activeItem) { e.skip(it, &e.tally.Done, nil) }
+
 // skipHeld skips an item that is held elsewhere, or has failed there. If this process may come back
 // to it, the session listens meanwhile.
 func (e *each) skipHeld(ctx context.Context, it *activeItem) error {
-	e.skip(it, heldElsewhere)
+	e.skip(it, &e.tally.Held, &e.comeBack)
 	return it.attempt.KeepListening(ctx)
 }
 
@@ -68,7 +49,7 @@ func (e *each) skipIfRun(ctx context.Context, it *activeItem) (skipped bool, err
 	case failedElsewhere && e.cfg.Lock.Wait > 0:
 		return true, e.skipHeld(ctx, it)
 	}
-	e.skip(it, alreadyDone)
+	e.skipDone(it)
 	return true, nil
 }
 
@@ -78,13 +59,13 @@ func (w *worker) skipIfBarred(ctx context.Context, it *activeItem, err error) er
 	switch {
 	case errors.As(err, new(*ledger.DoneError)):
 		it.log.Info(err.Error(), "event", "done")
-		w.skip(it, alreadyDone)
+		w.skipDone(it)
 	case errors.As(err, new(*ledger.PausedError)):
 		w.warnOnce(it, "paused", err.Error())
-		w.skip(it, paused)
+		w.skip(it, &w.tally.Paused, &w.paused)
 	case errors.As(err, new(*ledger.FencedError)): // by this key's last run alone
 		w.warnOnce(it, "ledger", withHint(err))
-		w.skip(it, heldElsewhere)
+		w.skip(it, &w.tally.Held, &w.comeBack)
 	case !session.Passing(err) || w.list.Session.Err() != nil:
 		return err
 	default:
@@ -123,7 +104,7 @@ func (w *worker) comeBackTo(ctx context.Context, it *activeItem, obstacle error)
 		w.backedOff += rest
 		w.pause(ctx, it, rest)
 		if most >= longPause || w.backedOff >= wait {
-			w.skip(it, hindered)
+			w.skip(it, &w.tally.Hindered, &w.comeBack)
 			return nil
 		}
 	}

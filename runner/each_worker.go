@@ -150,7 +150,7 @@ func (w *worker) pick(ctx context.Context) (*activeItem, error) {
 		switch other := w.active.enter(it); {
 		case other == nil:
 		case other.name() == it.name(): // the item is twice in the list, and this process is at it
-			w.skip(it, alreadyDone)
+			w.skipDone(it)
 			continue
 		default: // the keys differ, but their locks have one number
 			w.pushedBack = it
