@@ -16,25 +16,6 @@ import (
 // waits for them only at its end, after the lock is released.
 type Hooks struct{ Acquired, Lost, Released string }
 
-// hookEvent is the event that a hook is called for, as PGLEAD_EVENT has it.
-type hookEvent string
-
-const (
-	hookAcquired hookEvent = "acquired"
-	hookLost     hookEvent = "lost"
-	hookReleased hookEvent = "released"
-)
-
-func (h Hooks) of(event hookEvent) (command string) {
-	switch event {
-	case hookAcquired:
-		return h.Acquired
-	case hookLost:
-		return h.Lost
-	}
-	return h.Released
-}
-
 // hookMost is how long a hook may take before it is killed with all that it started.
 // systemd allows 90 s for a whole stop.
 const hookMost = 10 * time.Second
@@ -51,14 +32,16 @@ func (p *process) awaitHooks(o lock.Observer) {
 	}
 }
 
+// hookLost starts the hook for a loss.
+func (r *run) hookLost(reason error) { r.hook("lost", r.cfg.Hooks.Lost, reason) }
+
 // hook starts the event's hook, if there is one. It has the command's environment, with the event
 // in PGLEAD_EVENT and the reason for a loss in PGLEAD_REASON. Its output goes to standard error.
-func (r *run) hook(event hookEvent, reason error) {
-	command := r.cfg.Hooks.of(event)
+func (r *run) hook(event, command string, reason error) {
 	if command == "" {
 		return
 	}
-	env := append(r.environment(), "PGLEAD_EVENT="+string(event))
+	env := append(r.environment(), "PGLEAD_EVENT="+event)
 	if reason != nil {
 		env = append(env, "PGLEAD_REASON="+reason.Error())
 	}

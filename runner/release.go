@@ -26,7 +26,7 @@ func (r *run) finish(err error) {
 		if r.supervision != nil { // otherwise the error is that the command was not started
 			r.supervision.logLateLoss()
 		}
-		r.hook(hookLost, r.held.Err())
+		r.hookLost(r.held.Err())
 		r.reportEnded()
 	default:
 		r.release()
@@ -60,7 +60,7 @@ func (r *run) release() {
 func (r *run) afterRelease(err error) {
 	if err != nil {
 		r.log.Warn("the lock could not be released, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
-		r.hook(hookLost, err)
+		r.hookLost(err)
 		r.reportEnded()
 		return
 	}
@@ -69,7 +69,7 @@ func (r *run) afterRelease(err error) {
 		event, message = "handed_over", "lock released, as was asked"
 	}
 	r.log.Log(context.Background(), lock.LevelNotice, message, "event", event)
-	r.hook(hookReleased, nil)
+	r.hook("released", r.cfg.Hooks.Released, nil)
 }
 
 // reportEnded tells the ledger, and those who wait for the lost lock, that the command had ended.

@@ -95,7 +95,7 @@ func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	r.log = r.log.With("token", r.held.Token)
 	about := append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)
 	r.log.Log(ctx, lock.LevelNotice, "lock acquired", about...)
-	r.hook(hookAcquired, nil)
+	r.hook("acquired", r.cfg.Hooks.Acquired, nil)
 	r.taker.keep()
 	s, err := r.startSupervised(ctx)
 	r.supervision = s
@@ -140,7 +140,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	}
 	s := &supervision{
 		run: r, held: r.held, command: c, restoreTerminal: restoreTerminal, started: time.Now(),
-		kept: r.taker.handOver(), onLoss: func(reason error) { r.hook(hookLost, reason) },
+		kept: r.taker.handOver(), onLoss: r.hookLost,
 	}
 	r.log.Info("command started", "event", "started", "pid", c.PID())
 	r.cfg.CommandObserver.sayStarted()
