@@ -233,44 +233,26 @@ func (l *ledgerStart) closeDead() (rest time.Duration, host string) {
 const askLedgerEvery = 250 * time.Millisecond
 
 // askLedger sends the question, and returns the text of the answer.
-func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
-	b := l.bid
-	proof := l.proof
-	beside := b.cfg.Session.UsesSecondSession()
-	if beside {
+func (l *ledgerStart) askLedger(ctx context.Context) (answer string, err error) {
+	b, proof := l.bid, l.proof
+	if b.cfg.Session.UsesSecondSession() {
 		proof.Backend = b.Session.BackendPID()
 	}
 	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.Locks()), b.cfg.Claim.Shared, b.Token, b.SystemID, proof) +
 		", " + b.Session.AsIsSQL()
+	query := "SELECT " + start + ", pg_catalog.set_config('synchronous_commit', 'local', true)"
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	if b.cfg.Session.Quorum {
-		row, err := b.Session.AskSecond(ctx, start)
-		if err != nil || len(row) == 0 {
-			return "", err
-		}
-		return row[0], nil
+	var row []string
+	switch {
+	case b.cfg.Session.Quorum:
+		row, err = b.Session.AskSecond(ctx, start)
+	case b.cfg.Session.Transaction:
+		row, err = b.askBeside(ctx, query)
+	default:
+		row, err = b.Session.Row(ctx, 3, query)
 	}
-	queries := []string{"SELECT " + start + ", pg_catalog.set_config('synchronous_commit', 'local', true)"}
-	s := b.Session
-	if beside {
-		var err error
-		if s, err = b.Session.Second(ctx); err != nil {
-			return "", err
-		}
-		// It is one message: if somebody canceled a BEGIN of its own, the start would go on without
-		// it, and if a COMMIT, no other could follow.
-		queries = []string{session.ToWrite + queries[0]}
-	}
-	rows, err := s.Query(ctx, queries...)
-	if beside && errors.Is(err, session.ErrSilent) {
-		err = session.NoSecondError()
-	}
-	if err != nil {
-		return "", err
-	}
-	row, err := rows.Only(3)
-	if err != nil {
+	if err != nil || len(row) == 0 {
 		return "", err
 	}
 	return row[0], nil

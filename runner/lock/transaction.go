@@ -100,6 +100,21 @@ func (b *bid) beginAndDraw(ctx context.Context) (bool, error) {
 	return false, cmp.Or(failed, err)
 }
 
+// askBeside asks the ledger on the second session, beside the transaction that has the locks. It is
+// one message: if somebody canceled a BEGIN of its own, the start would go on without it, and if a
+// COMMIT, no other could follow.
+func (b *bid) askBeside(ctx context.Context, query string) ([]string, error) {
+	second, err := b.Session.Second(ctx)
+	if err != nil {
+		return nil, err
+	}
+	row, err := second.Row(ctx, 3, session.ToWrite+query)
+	if errors.Is(err, session.ErrSilent) {
+		err = session.NoSecondError()
+	}
+	return row, err
+}
+
 // endTransaction releases the locks, and announces nothing. If the server rejects a query, such as
 // the COMMIT, since somebody has canceled it, the locks are free all the same, and the end has
 // still to be recorded.
