@@ -1,7 +1,6 @@
 package lock
 
 import (
-	"cmp"
 	"context"
 	"strconv"
 	"time"
@@ -54,26 +53,16 @@ func (b *bid) missing() []advisory.Lock {
 // try takes the missing locks, one after the other, up to the first that somebody else
 // has. It says whether it got any, and returns at once. The bid keeps what it got
 // while it waits for the rest. In a transaction, or with Config.Wait 0, try takes all
-// or nothing. With a gate it takes any one. A list's session goes on after a try that the server
-// has rejected.
+// or nothing. With a gate it takes any one.
 func (b *bid) try(ctx context.Context) (granted bool, err error) {
 	if b.cfg.Session.Transaction {
-		granted, err = b.tryInTransaction(ctx)
-	} else if won, failed := b.askTry(ctx); failed == nil {
-		granted = b.addGrants(won)
-	} else {
-		err = failed
+		return b.tryInTransaction(ctx)
 	}
-	if b.cfg.mayHoldUnused(err) {
-		err = cmp.Or(b.cfg.freeUnused(ctx, b.Session, b.possiblyHeld()), err)
+	won, err := b.askTry(ctx)
+	if err != nil {
+		return false, err
 	}
-	return granted, err
-}
-
-// possiblyHeld are the locks that a list's session may have after a try that the server has
-// rejected.
-func (b *bid) possiblyHeld() []advisory.Lock {
-	return append(b.cfg.Claim.locks(), advisory.ArrivalOf(b.nextLine()))
+	return b.addGrants(won), nil
 }
 
 // askTry makes a try. The answer to the first one may have come with the login (firstTrySQL).

@@ -66,10 +66,7 @@ func TestCanceledInList(t *testing.T) {
 		return take(t, cfg, s).GiveBack
 	}
 	tries := func(_ *testing.T, cfg lock.Config, s *session.Session) func(context.Context) error {
-		return func(ctx context.Context) error {
-			_, err := lock.NewBid(s, cfg, true).Try(ctx)
-			return err
-		}
+		return lock.NewBid(s, cfg, true).TryAlone
 	}
 	for i, of := range []struct {
 		name        string

@@ -23,6 +23,7 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 
 func (b *Bid) Lost() error                                       { return b.Session.Err() }
 func (b *Bid) Try(ctx context.Context) (granted bool, err error) { return b.try(ctx) }
+func (b *Bid) TryAlone(ctx context.Context) error                { return b.tryAlone(ctx) }
 func (b *Bid) Settle(ctx context.Context) (*Held, error)         { return b.settle(ctx) }
 func (b *Bid) GiveBack(ctx context.Context) error                { return b.giveBack(ctx) }
 func (b *Bid) Listen(ctx context.Context) error                  { return b.listen(ctx) }

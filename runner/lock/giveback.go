@@ -54,9 +54,8 @@ func (b *bid) unlock(ctx context.Context, also ...string) error {
 	return err
 }
 
-// mayHoldUnused says whether, after this error of a query, a list's session may hold locks under
-// which no command runs: an unlock that was canceled has freed nothing, and a try for a lock or a
-// mark that was canceled, or followed by an error, may have taken it. Any other session will end.
+// mayHoldUnused says whether, after this error of an unlock, a list's session may hold locks under
+// which no command runs: one that was canceled has freed nothing. Any other session will end.
 func (cfg *Config) mayHoldUnused(err error) bool {
 	return cfg.ofList && session.AnsweredError(err) != nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // Attempt is one attempt at an item of a list. At most one attempt at an item is under way.
@@ -121,7 +122,7 @@ func (a *Attempt) KeepListening(ctx context.Context) error {
 			return nil
 		}
 		a.kept = false // it may not listen
-		if a.bid.cfg.mayHoldUnused(err) {
+		if session.AnsweredError(err) != nil {
 			err = a.bid.cfg.freeUnused(ctx, a.list.Session, []advisory.Lock{advisory.CommonMarkOf(a.id())})
 		}
 		if err != nil {

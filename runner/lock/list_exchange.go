@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strconv"
@@ -43,7 +44,7 @@ func (l *List) Exchange(last, next *Attempt) (releaseErr, tryErr error) {
 		}
 	}
 	if next != nil && wanted == nil {
-		_, tryErr = next.bid.try(ctx)
+		tryErr = next.bid.tryAlone(ctx)
 	}
 	return releaseErr, tryErr
 }
@@ -62,6 +63,21 @@ func (b *bid) tryFits() bool {
 	usesLedger, err := b.ledgerApplies()
 	return b.cfg.canExchange() && !usesLedger && err == nil && !b.listener.on && len(b.grants) == 0 &&
 		b.startsAtOnce(b.cfg.Claim.locks())
+}
+
+// tryAlone tries outside an exchange. The session goes on after a try that the server has rejected,
+// which may have taken what it tried for if it was canceled, or followed by an error.
+func (b *bid) tryAlone(ctx context.Context) error {
+	_, err := b.try(ctx)
+	if session.AnsweredError(err) != nil {
+		err = cmp.Or(b.cfg.freeUnused(ctx, b.Session, b.possiblyHeld()), err)
+	}
+	return err
+}
+
+// possiblyHeld are the locks that the session may have after a try that the server has rejected.
+func (b *bid) possiblyHeld() []advisory.Lock {
+	return append(b.cfg.Claim.locks(), advisory.ArrivalOf(b.nextLine()))
 }
 
 // exchange releases, in one round trip, the locks of commands that have ended, tries for those of
