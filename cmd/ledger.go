@@ -21,16 +21,20 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-type ledgerFlags struct {
+// ledgerAdmin carries out an action on a database's ledger, even if there is none yet.
+type ledgerAdmin struct {
 	lookFlags
 	keep           int
 	sql, published bool
 	older          duration
 	yes            bool
+
+	foundLedger
+	out io.Writer
 }
 
 func newLedgerCmd(u *ui) *cobra.Command {
-	f := ledgerFlags{lookFlags: lookFlags{options: newOptions(u)}, older: duration{value: 90 * day}}
+	a := ledgerAdmin{lookFlags: lookFlags{options: newOptions(u)}, older: duration{value: 90 * day}}
 	cmd := &cobra.Command{
 		Use:   "ledger install|status|prune|uninstall [flags]",
 		Short: "Have the database remember runs",
@@ -51,19 +55,19 @@ else works.
   pglead ledger status`,
 		ValidArgs: []string{"install", "status", "prune", "uninstall"},
 		Args:      oneAction,
-		RunE:      func(cmd *cobra.Command, args []string) error { return f.ledger(cmd, args[0]) },
+		RunE:      func(cmd *cobra.Command, args []string) error { return a.carryOut(cmd, args[0]) },
 	}
 	flags := cmd.Flags()
-	flags.IntVar(&f.keep, "keep", ledger.Keep, "install: remember the `N` newest runs of each key")
-	flags.BoolVar(&f.sql, "sql", false, "install: print the SQL that would be run, and change nothing")
-	flags.BoolVar(&f.published, "published", false, "install: also if a publication FOR ALL TABLES takes the tables along: its subscribers have them")
-	flags.Var(&f.older, "older", "prune: forget keys whose last run is older than this")
+	flags.IntVar(&a.keep, "keep", ledger.Keep, "install: remember the `N` newest runs of each key")
+	flags.BoolVar(&a.sql, "sql", false, "install: print the SQL that would be run, and change nothing")
+	flags.BoolVar(&a.published, "published", false, "install: also if a publication FOR ALL TABLES takes the tables along: its subscribers have them")
+	flags.Var(&a.older, "older", "prune: forget keys whose last run is older than this")
 	flags.Lookup("older").DefValue = "90d" // in help, for 2160h
-	flags.BoolVar(&f.yes, "yes", false, "uninstall: don't ask")
-	f.register(cmd, "output")
+	flags.BoolVar(&a.yes, "yes", false, "uninstall: don't ask")
+	a.register(cmd, "output")
 	output := flags.Lookup("output")
 	output.Usage = "status: " + output.Usage
-	f.serverFlags(cmd)
+	a.serverFlags(cmd)
 	return cmd
 }
 
@@ -99,43 +103,35 @@ func ofAction(cmd *cobra.Command, action string) error {
 // mostKept is the ledger's own limit.
 const mostKept = 1_000_000
 
-func (f *ledgerFlags) ledger(cmd *cobra.Command, action string) error {
+func (a *ledgerAdmin) carryOut(cmd *cobra.Command, action string) error {
 	if err := ofAction(cmd, action); err != nil {
 		return err
 	}
-	if f.keep < 1 || f.keep > mostKept {
-		return usagef("", "--keep %d: from 1 to %d", f.keep, mostKept)
+	if a.keep < 1 || a.keep > mostKept {
+		return usagef("", "--keep %d: from 1 to %d", a.keep, mostKept)
 	}
 	if !cmd.Flags().Changed("keep") {
-		f.keep = 0 // keep the present setting, or else the default
+		a.keep = 0 // keep the present setting, or else the default
 	}
-	if f.sql {
-		_, err := io.WriteString(cmd.OutOrStdout(), ledger.InstallSQL(f.plan()))
+	if a.sql {
+		_, err := io.WriteString(cmd.OutOrStdout(), ledger.InstallSQL(a.plan()))
 		return err
 	}
 	open := openWriter
 	if action == "status" {
-		open = f.openReader
+		open = a.openReader
 	}
-	return f.connect(cmd, open, func(ctx context.Context, client *session.Client) error {
-		found, err := findLedger(ctx, client)
-		if err != nil {
+	a.out = cmd.OutOrStdout()
+	return a.connect(cmd, open, func(ctx context.Context, client *session.Client) (err error) {
+		if a.foundLedger, err = findLedger(ctx, client); err != nil {
 			return err
 		}
-		a := &ledgerAdmin{f, found, cmd.OutOrStdout()}
 		do := map[string]func(context.Context) error{"install": a.install, "status": a.status, "prune": a.prune, "uninstall": a.uninstall}
 		return do[action](ctx)
 	})
 }
 
-func (f *ledgerFlags) plan() ledger.Plan { return ledger.Plan{Keep: f.keep, Published: f.published} }
-
-// ledgerAdmin carries out an action on a database's ledger, even if there is none yet.
-type ledgerAdmin struct {
-	*ledgerFlags
-	foundLedger
-	out io.Writer
-}
+func (a *ledgerAdmin) plan() ledger.Plan { return ledger.Plan{Keep: a.keep, Published: a.published} }
 
 func (a *ledgerAdmin) install(ctx context.Context) error {
 	if a.access == ledger.Foreign {

@@ -19,14 +19,8 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-type stepdownFlags struct {
-	lookFlags
-	force bool
-	to    string
-}
-
 func newStepdownCmd(u *ui) *cobra.Command {
-	f := stepdownFlags{lookFlags: lookFlags{options: newOptions(u)}}
+	h := handover{lookFlags: lookFlags{options: newOptions(u)}}
 	cmd := &cobra.Command{
 		Use:        "stepdown KEY [flags]",
 		SuggestFor: []string{"unlock", "release", "kill", "stop"},
@@ -46,24 +40,27 @@ request. The exit status is 1 if nobody holds the lock.`,
   pglead stepdown scheduler --to web2`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.withLocksOf(cmd, args[0], func(ctx context.Context, client *session.Client, claim lock.Claim, locks []*inspect.Lock) error {
-				h := handover{stepdownFlags: &f, out: cmd.OutOrStdout(), client: client, claim: claim}
+			return h.withLocksOf(cmd, args[0], func(ctx context.Context, client *session.Client, claim lock.Claim, locks []*inspect.Lock) error {
+				h.out, h.client, h.claim = cmd.OutOrStdout(), client, claim
 				return h.carryOut(ctx, locks)
 			})
 		},
 	}
 	flags := cmd.Flags()
-	f.lockFlags(cmd)
-	f.register(cmd, "wait")
+	h.lockFlags(cmd)
+	h.register(cmd, "wait")
 	flags.Lookup("wait").Usage = "how long to wait until the lock is another's or free, or forever"
-	flags.StringVar(&f.to, "to", "", "prefer the waiter on `HOST` as the next holder")
-	flags.BoolVar(&f.force, "force", false, "end the holder's session instead: its command is killed. Needs pg_signal_backend if the session is another role's")
+	flags.StringVar(&h.to, "to", "", "prefer the waiter on `HOST` as the next holder")
+	flags.BoolVar(&h.force, "force", false, "end the holder's session instead: its command is killed. Needs pg_signal_backend if the session is another role's")
 	return cmd
 }
 
 // handover is a handover that the user asks for.
 type handover struct {
-	*stepdownFlags
+	lookFlags
+	force bool
+	to    string
+
 	out    io.Writer
 	client *session.Client
 	claim  lock.Claim
