@@ -24,13 +24,8 @@ type diagnosis struct {
 	Status   int             `json:"exit_status"`
 }
 
-type doctorFlags struct {
-	options
-	idle bool
-}
-
 func newDoctorCmd(u *ui) *cobra.Command {
-	f := doctorFlags{options: newOptions(u)}
+	o, idle := newOptions(u), false
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Check whether database, network and machine are safe for locks",
@@ -51,43 +46,43 @@ The exit status is 0 if nothing fails, that of pglead run if that would fail
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var d *diagnosis
 			if err := untilSignal(func(ctx context.Context) (err error) {
-				d, err = f.diagnose(ctx, cmd)
+				d, err = o.diagnose(ctx, cmd, idle)
 				return err
 			}); err != nil {
 				return err
 			}
-			if err := f.print(cmd.OutOrStdout(), d, d.text()); err != nil || d.Status == 0 {
+			if err := o.print(cmd.OutOrStdout(), d, d.text()); err != nil || d.Status == 0 {
 				return err
 			}
 			return &silentExit{code: d.Status}
 		},
 	}
 	flags := cmd.Flags()
-	f.register(cmd, "key key-scheme lease lock-delay transaction quorum dsn connect-timeout")
-	flags.BoolVar(&f.idle, "idle", false, "also keep a connection silent for a lease, to see whether anything in between ends it")
-	f.register(cmd, "output")
+	o.register(cmd, "key key-scheme lease lock-delay transaction quorum dsn connect-timeout")
+	flags.BoolVar(&idle, "idle", false, "also keep a connection silent for a lease, to see whether anything in between ends it")
+	o.register(cmd, "output")
 	flags.Lookup("key").Usage = "print the number of this `KEY` too; may be repeated"
 	delay := flags.Lookup("lock-delay")
 	delay.Usage = strings.Replace(delay.Usage, ", plus the lost-grace, at most the lease", "", 1)
 	return cmd
 }
 
-func (f *doctorFlags) diagnose(ctx context.Context, cmd *cobra.Command) (*diagnosis, error) {
-	_, keys, err := f.claim()
+func (o *options) diagnose(ctx context.Context, cmd *cobra.Command, idle bool) (*diagnosis, error) {
+	_, keys, err := o.claim()
 	if err != nil {
 		return nil, err
 	}
-	connection, _, err := f.connection(cmd)
+	connection, _, err := o.connection(cmd)
 	if err != nil {
 		return nil, err
 	}
 	found, err := doctor.Examine(ctx, doctor.Config{
-		Session: connection, Description: f.description("pglead"), LockDelay: f.delay(cmd.Flags()), Idle: f.idle,
+		Session: connection, Description: o.description("pglead"), LockDelay: o.delay(cmd.Flags()), Idle: idle,
 	})
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	d := &diagnosis{Target: session.Target(connection.Database), Database: slices.Concat(found.Database, f.keyChecks(keys)), Machine: found.Machine}
+	d := &diagnosis{Target: session.Target(connection.Database), Database: slices.Concat(found.Database, o.keyChecks(keys)), Machine: found.Machine}
 	d.Host, _ = os.Hostname()
 	switch {
 	case err != nil:

@@ -9,17 +9,9 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-type leadFlags struct {
-	options
-	firstDelay duration
-	restart    choice
-}
-
 func newLeadCmd(u *ui) *cobra.Command {
-	f := leadFlags{
-		options: newOptions(u), firstDelay: duration{value: 3 * time.Second},
-		restart: choose(string(runner.RestartAlways), string(runner.RestartOnFailure), string(runner.RestartNever)),
-	}
+	o, firstDelay := newOptions(u), duration{value: 3 * time.Second}
+	restart := choose(string(runner.RestartAlways), string(runner.RestartOnFailure), string(runner.RestartNever))
 	cmd := &cobra.Command{
 		Use:   "lead --key KEY [flags] -- COMMAND [ARG...]",
 		Short: "Stand for election for ever; run the command while this node leads",
@@ -37,25 +29,25 @@ signal comes while no command runs, pglead dies of it.`,
 		Example:               `  pglead lead --key scheduler --lost-grace 2s -- ./scheduler`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := f.prepare(cmd, args, "leading", "pglead lead --key scheduler -- ./scheduler")
+			cfg, err := o.prepare(cmd, args, "leading", "pglead lead --key scheduler -- ./scheduler")
 			if err != nil {
 				return err
 			}
-			if !f.quiet && !f.verbose {
+			if !o.quiet && !o.verbose {
 				u.level.Set(lock.LevelNotice)
 			}
 			warnOfOuter(u, cfg.Lock.Claim)
-			cfg.Splay = f.firstDelay.value
-			outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, Restart: runner.Restart(f.restart.value)})
-			return f.end(outcome, unstarted(err, "the command", cfg.Lock.Session.Database))
+			cfg.Splay = firstDelay.value
+			outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, Restart: runner.Restart(restart.value)})
+			return o.end(outcome, unstarted(err, "the command", cfg.Lock.Session.Database))
 		},
 	}
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows the command belongs to the command
-	f.register(cmd, "key key-scheme shared slots")
-	flags.Var(&f.firstDelay, "first-delay", "wait a random time, up to this, before the first candidacy")
-	flags.Var(&f.restart, "restart", "stand again `WHEN` the command has ended: "+f.restart.list())
-	f.register(cmd, `lease lock-delay lost-grace transaction quorum timeout kill-after leftovers
+	o.register(cmd, "key key-scheme shared slots")
+	flags.Var(&firstDelay, "first-delay", "wait a random time, up to this, before the first candidacy")
+	flags.Var(&restart, "restart", "stand again `WHEN` the command has ended: "+restart.list())
+	o.register(cmd, `lease lock-delay lost-grace transaction quorum timeout kill-after leftovers
 		on-acquired on-lost on-released note ledger dsn pass-dsn connect-timeout quiet verbose log-format`)
 	return cmd
 }
