@@ -108,9 +108,10 @@ const arrivalPatience = "200ms"
 
 // awaitArrivalsQueries wait until nobody is arriving for any of the locks, and fail at the first
 // lock for which that takes longer than arrivalPatience: another program may hold the arrival lock
-// for ever.
+// for ever. With a ledger there are none: it says how a holder ended. Nor with a quorum, where nobody
+// arrives.
 func (h *Held) awaitArrivalsQueries() []string {
-	if h.audience.listens || !h.awaitsArrivals() {
+	if !h.audience.nobody || h.record.begun() {
 		return nil
 	}
 	columns := []string{fmt.Sprintf("pg_catalog.set_config('lock_timeout', '%s', true)", arrivalPatience)}

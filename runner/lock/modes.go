@@ -32,10 +32,6 @@ func (cfg *Config) announcesDeath() bool {
 	return cfg.LockDelay > 0 && cfg.announces() && !cfg.Claim.Shared
 }
 
-// awaitsArrivals says whether a holder that is done waits for those about to join the line. With a
-// ledger it need not: the ledger says how a holder ended. With a quorum nobody arrives.
-func (h *Held) awaitsArrivals() bool { return !h.cfg.Session.Quorum && !h.record.begun() }
-
 // callsDormant says whether a holder calls the dormant waiters when it is done. With a ledger
 // nobody needs a call, since the ledger says how a holder ended. Readers leave without announcing a
 // clean end.

@@ -26,9 +26,9 @@ type drawn struct {
 	// timeline in the upper 16 bits, the transaction number that this start used up in the lower 48.
 	Token    int64
 	SystemID string // of the cluster that the token belongs to
-	// audience says what the draw has shown of those in line: somebody listens, and somebody
-	// doesn't.
-	audience struct{ listens, dormant bool }
+	// audience says what the draw has shown of those in line: nobody listens, and somebody
+	// doesn't. A draw on the second session shows neither.
+	audience struct{ nobody, dormant bool }
 	record   record
 }
 
@@ -128,7 +128,7 @@ func (b *bid) noteDrawn(rows session.Rows) error {
 		return session.NotPostgreSQL()
 	}
 	row := rows[0] // the others say the same
-	b.audience.listens = row[drawnListens] == "t"
+	b.audience.nobody = row[drawnListens] != "t"
 	dormant, _ := strconv.Atoi(row[drawnDormant])
 	b.audience.dormant = dormant > 0
 	err := b.keepToken(row[drawnToken], row[drawnSystem])
