@@ -49,10 +49,10 @@ func OpenSession(ctx context.Context, cfg Config) (*session.Session, error) {
 func (l *List) ExchangeAll(last, next []*Attempt) (releaseErr, tryErr error) {
 	x := &exchange{list: l}
 	for _, a := range last {
-		x.ended = append(x.ended, a.held)
+		x.add(a.held, nil)
 	}
 	for _, a := range next {
-		x.next = append(x.next, a.bid)
+		x.add(nil, a.bid)
 	}
 	return x.ask(context.Background())
 }

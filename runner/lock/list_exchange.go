@@ -88,9 +88,10 @@ func (b *bid) possiblyHeld() []advisory.Lock {
 // transaction before the one that frees the locks, and starts, with their token, only for locks
 // that the session has by then.
 type exchange struct {
-	list  *List
-	ended []*Held // endFits is true for each
-	next  []*bid  // tryFits is true for each
+	list          *List
+	ended         []*Held // endFits is true for each
+	next          []*bid  // tryFits is true for each
+	freed, wanted Claim   // the locks of these
 
 	releaseErr, tryErr error         // as ask says, once it is done
 	done               chan struct{} // closed then
@@ -109,13 +110,17 @@ func (l *List) addToNext(ended *Held, next *bid) *exchange {
 		l.nextExchange = x
 		go x.send()
 	}
+	x.add(ended, next)
+	return x
+}
+
+func (x *exchange) add(ended *Held, next *bid) {
 	if ended != nil {
-		x.ended = append(x.ended, ended)
+		x.ended, x.freed = append(x.ended, ended), x.freed.with(ended.cfg.Claim)
 	}
 	if next != nil {
-		x.next = append(x.next, next)
+		x.next, x.wanted = append(x.next, next), x.wanted.with(next.cfg.Claim)
 	}
-	return x
 }
 
 // send sends the exchange when the one before it is done.
@@ -161,17 +166,17 @@ func (x *exchange) ask(ctx context.Context) (releaseErr, tryErr error) {
 		x.ended[0].warnUnannounced(err)
 	}
 	if releaseErr != nil {
-		releaseErr = session.Rejected(err, "lock "+x.freed().String())
+		releaseErr = session.Rejected(err, "lock "+x.freed.String())
 	}
 	if tryErr != nil {
-		tryErr = session.Rejected(err, "lock "+x.wanted().String())
+		tryErr = session.Rejected(err, "lock "+x.wanted.String())
 	}
 	return releaseErr, tryErr
 }
 
 // free frees what the session holds of all these locks, after the server has rejected the exchange.
 func (x *exchange) free(ctx context.Context) error {
-	locks := x.freed().locks()
+	locks := x.freed.locks()
 	for _, b := range x.next {
 		locks = append(locks, b.possiblyHeld()...)
 	}
@@ -239,23 +244,7 @@ func (x *exchange) freeAndTryQuery() string {
 // drawQuery is the query that draws one token for all bids. tryFits says that none uses a
 // ledger.
 func (x *exchange) drawQuery() string {
-	return x.next[0].cfg.bareDrawQuery(x.wanted().locks(), "NULL", false)
-}
-
-// freed are the locks to release.
-func (x *exchange) freed() (all Claim) {
-	for _, h := range x.ended {
-		all = all.with(h.cfg.Claim)
-	}
-	return all
-}
-
-// wanted are the locks to try for.
-func (x *exchange) wanted() (all Claim) {
-	for _, b := range x.next {
-		all = all.with(b.cfg.Claim)
-	}
-	return all
+	return x.next[0].cfg.bareDrawQuery(x.wanted.locks(), "NULL", false)
 }
 
 // readExchange reads the answer to a try, and the token.
