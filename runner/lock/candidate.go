@@ -161,14 +161,12 @@ func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *sessio
 	of.Trying = func() { c.cfg.SayTrying(0) }
 	of.FirstTry = firstTry
 	of.LoginQuestion = cmp.Or(c.cfg.Ledger.QuestionSQL(of.Transaction), of.LoginQuestion)
-	if c.cfg.Wait > 0 {
-		of.ConnectTimeout = min(of.ConnectTimeout, max(c.timeLeft(), time.Second))
-	}
 	open := func() error {
 		s, err = session.Open(ctx, of)
 		return err
 	}
 	if c.cfg.Wait > 0 { // it comes back later
+		of.ConnectTimeout = min(of.ConnectTimeout, max(c.timeLeft(), time.Second))
 		err = open()
 	} else {
 		err = askForRoom(ctx, of.ConnectTimeout, open)
