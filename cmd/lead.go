@@ -38,7 +38,7 @@ signal comes while no command runs, pglead dies of it.`,
 			}
 			warnOfOuter(u, cfg.Lock.Claim)
 			cfg.Splay = firstDelay.value
-			outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, Restart: runner.Restart(restart.value)})
+			outcome, err := runner.Lead(cfg, runner.Restart(restart.value))
 			return o.end(outcome, unstarted(err, "the command", cfg.Lock.Session.Database))
 		},
 	}

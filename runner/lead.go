@@ -3,6 +3,7 @@ package runner
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/pglead/pglead/runner/lock"
@@ -19,14 +20,6 @@ const (
 	RestartNever     Restart = "never"
 )
 
-// LeadConfig is a node's candidacy.
-type LeadConfig struct {
-	// Config's Splay is the longest random wait before the first candidacy. Without it the node
-	// that is always up first would always lead. The Wait of its Lock is not used.
-	Config
-	Restart Restart
-}
-
 // Between two starts of the command there is a pause without the lock, so that a node on
 // which the command can run gets its chance. The pause doubles each time. After a command
 // that has run for restartSettled, which counts as a good start, it begins anew.
@@ -38,11 +31,14 @@ const (
 )
 
 // Lead stands for election for ever, and runs the command whenever this node leads. It returns when
-// a signal asks this process to end, or with the command's outcome if cfg.Restart is against
-// standing again. Until it has reached the database for the first time, it also returns every
+// a signal asks this process to end, or with the command's outcome if restart is against standing
+// again. Until it has reached the database for the first time, it also returns every
 // error. After that it stands again after any error, also after the loss of the lock, with one
 // exception: with RestartNever it returns a child.GuardError with MayHaveRun.
-func Lead(cfg LeadConfig) (Outcome, error) {
+//
+// cfg's Splay is the longest random wait before the first candidacy. Without it the node that is
+// always up first would always lead. The Wait of its Lock is not used.
+func Lead(cfg Config, restart Restart) (Outcome, error) {
 	p, err := newProcess(cfg.Stdin)
 	if err != nil {
 		return Outcome{}, err
@@ -50,33 +46,33 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	defer p.awaitHooks(cfg.Lock.Observer)
 	cfg.Lock.Wait, cfg.Lock.Endures = lock.Forever, true
 	candidate := lock.NewCandidate(cfg.Lock)
-	if err := p.splay(cfg.Config); err != nil {
+	if err := p.splay(cfg); err != nil {
 		return Outcome{}, err
 	}
 	for pause := time.Duration(0); ; {
-		outcome, err := p.runOnce(cfg.Config, candidate)
-		if cfg.ends(outcome, err) || err != nil && !candidate.Reached() {
+		outcome, err := p.runOnce(cfg, candidate)
+		if restart.ends(outcome, err) || err != nil && !candidate.Reached() {
 			return outcome, err
 		}
 		pause = pauseAfter(outcome, err, pause)
-		cfg.warnOfRestart(outcome, err, pause)
-		if err := p.sleep(cfg.Config, pause); err != nil {
+		warnOfRestart(cfg.Lock.Log, outcome, err, pause)
+		if err := p.sleep(cfg, pause); err != nil {
 			return Outcome{}, err
 		}
 	}
 }
 
 // ends says whether the candidacy ends with a run that has ended like this.
-func (cfg LeadConfig) ends(o Outcome, err error) bool {
+func (r Restart) ends(o Outcome, err error) bool {
 	switch {
 	case errors.As(err, new(*InterruptedError)), o.Asked.Has(BySignal):
 		return true
 	case err != nil:
-		return cfg.Restart == RestartNever && mayHaveRun(err)
-	case cfg.Restart == RestartOnFailure:
+		return r == RestartNever && mayHaveRun(err)
+	case r == RestartOnFailure:
 		return !o.failed()
 	}
-	return cfg.Restart == RestartNever
+	return r == RestartNever
 }
 
 // pauseAfter is how long to pause after a run that has ended like this. The pause before that run
@@ -92,7 +88,7 @@ func pauseAfter(o Outcome, err error, last time.Duration) time.Duration {
 }
 
 // warnOfRestart says how a run has ended, and when the next candidacy begins.
-func (cfg LeadConfig) warnOfRestart(o Outcome, err error, pause time.Duration) {
+func warnOfRestart(log *slog.Logger, o Outcome, err error, pause time.Duration) {
 	event, text := "standing", ""
 	if err != nil {
 		text = err.Error()
@@ -103,5 +99,5 @@ func (cfg LeadConfig) warnOfRestart(o Outcome, err error, pause time.Duration) {
 	if pause > 0 {
 		text += " in " + visible.Duration(pause)
 	}
-	cfg.Lock.Log.Warn(text, "event", event)
+	log.Warn(text, "event", event)
 }

@@ -57,11 +57,9 @@ func TestPauses(t *testing.T) {
 		},
 	} {
 		var said strings.Builder
-		cfg := LeadConfig{Restart: RestartAlways}
-		cfg.Lock.Log = slog.New(slog.NewTextHandler(&said, nil))
 		pause := time.Duration(0)
 		for i, run := range tt.runs {
-			if cfg.ends(run.outcome, run.err) {
+			if RestartAlways.ends(run.outcome, run.err) {
 				t.Errorf("%s: it ends after run %d", name, i+1)
 			}
 			if pause = pauseAfter(run.outcome, run.err, pause); pause != run.pause {
@@ -69,7 +67,7 @@ func TestPauses(t *testing.T) {
 			}
 		}
 		last := tt.runs[len(tt.runs)-1]
-		cfg.warnOfRestart(last.outcome, last.err, last.pause)
+		warnOfRestart(slog.New(slog.NewTextHandler(&said, nil)), last.outcome, last.err, last.pause)
 		event, text, _ := strings.Cut(tt.says, " ")
 		if got := said.String(); !strings.HasSuffix(got, fmt.Sprintf(" level=WARN msg=%s %s\n", text, event)) {
 			t.Errorf("%s: it says %s", name, got)
@@ -97,7 +95,7 @@ func TestCandidacyEnds(t *testing.T) {
 		{err: child.ErrGuardDied, never: true},
 	} {
 		for restart, want := range map[Restart]bool{RestartAlways: tt.always, RestartOnFailure: tt.onFailure, RestartNever: tt.never} {
-			if got := (LeadConfig{Restart: restart}).ends(tt.outcome, tt.err); got != want {
+			if got := restart.ends(tt.outcome, tt.err); got != want {
 				t.Errorf("%s: %+v, %v ends it: %t", restart, tt.outcome, tt.err, got)
 			}
 		}
