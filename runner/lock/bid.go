@@ -42,13 +42,8 @@ func newBid(l *listener, cfg Config, prepare Prepare) *bid {
 // complete says whether the bid holds all that the claim asks for.
 func (b *bid) complete() bool { return b.cfg.Claim.fulfilledBy(b.Locks()) }
 
-// missing are the locks that the claim still asks for.
-func (b *bid) missing() []advisory.Lock {
-	if b.cfg.Claim.takesAny() {
-		return b.cfg.Claim.locks()
-	}
-	return b.cfg.Claim.locks()[len(b.grants):]
-}
+// missing are the locks that an incomplete claim still asks for.
+func (b *bid) missing() []advisory.Lock { return b.cfg.Claim.locks()[len(b.grants):] }
 
 // try takes the missing locks, one after the other, up to the first that somebody else
 // has. It says whether it got any, and returns at once. The bid keeps what it got
@@ -108,16 +103,14 @@ func (b *bid) trySQL() string {
 func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
 	claim := cfg.Claim
 	switch {
-	case cfg.Session.Transaction:
-		return claim.tryXactSQL()
+	case cfg.Session.Transaction: // there is no line, and so no gate to pass
+		return claim.trySQL(missing, advisory.Lock.TryXactSQL)
 	case claim.takesAny() && !inLine:
-		return advisory.ThroughSQL(advisory.Exclusive(*claim.Gate), advisory.TryEachSQL(claim.locks(), advisory.Lock.TryInTurnSQL), "0")
-	case claim.takesAny():
-		return advisory.TryEachSQL(claim.locks(), advisory.Lock.TryInTurnSQL)
+		return advisory.ThroughSQL(advisory.Exclusive(*claim.Gate), claim.trySQL(missing, advisory.Lock.TryInTurnSQL), "0")
 	case cfg.Wait == 0 && len(missing) == len(claim.IDs):
-		return advisory.TryAllOrNoneSQL(claim.locks())
+		return advisory.TryAllOrNoneSQL(missing)
 	}
-	return advisory.TryAllSQL(missing, advisory.Lock.TryInTurnSQL)
+	return claim.trySQL(missing, advisory.Lock.TryInTurnSQL)
 }
 
 // firstTrySQL is the SQL expression of the first try. It travels with the login, in the same round

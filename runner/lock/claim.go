@@ -80,6 +80,15 @@ func (c Claim) with(other Claim) Claim {
 // takesAny says whether any one of the locks will do.
 func (c Claim) takesAny() bool { return c.Gate != nil }
 
+// trySQL is an SQL expression that tries for these locks, each in this way: for all, up to the first
+// that is not free or, with a gate, for any one.
+func (c Claim) trySQL(locks []advisory.Lock, each func(advisory.Lock) string) string {
+	if c.takesAny() {
+		return advisory.TryEachSQL(locks, each)
+	}
+	return advisory.TryAllSQL(locks, each)
+}
+
 // fulfilledBy says whether these locks are enough: all or, with a gate, any one.
 func (c Claim) fulfilledBy(locks []advisory.Lock) bool {
 	return len(locks) == len(c.IDs) || c.takesAny() && len(locks) > 0

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
@@ -17,16 +16,6 @@ import (
 //
 // Through a pooler the server need not start a process for a run, which makes the run quicker, and
 // one that is refused most of all.
-
-// tryXactSQL is an SQL expression that takes the locks until the transaction
-// ends, and counts them up to the first that is not free. With a gate it takes one of
-// them, but not the gate, since there is no line through a pooler.
-func (c Claim) tryXactSQL() string {
-	if c.takesAny() {
-		return advisory.TryEachSQL(c.locks(), advisory.Lock.TryXactSQL)
-	}
-	return advisory.TryAllSQL(c.locks(), advisory.Lock.TryXactSQL)
-}
 
 // tryInTransaction begins the transaction that holds the locks.
 //
