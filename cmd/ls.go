@@ -13,7 +13,6 @@ import (
 
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -90,7 +89,10 @@ func (f *lsFlags) ls(cmd *cobra.Command, patterns []string) error {
 			if err := show(visible.Text(err.Error()) + "\n"); err != nil {
 				return err
 			}
-			pace.Sleep(ctx, watchInterval)
+			select {
+			case <-time.After(watchInterval):
+			case <-ctx.Done():
+			}
 		}
 	})
 }

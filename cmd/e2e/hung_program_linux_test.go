@@ -66,9 +66,10 @@ func TestHungProgram(t *testing.T) {
 // examineHungProgram: doctor says whether the guard's program can be copied to memory. The setting
 // that forbids it belongs to a PID namespace.
 func examineHungProgram(t *testing.T, dir string) {
+	t.Helper()
 	for before, want := range map[string]string{
-		"":                                      "ok program on a file system that may hang with the network: guards run from a copy in memory ok limits",
-		"echo 2 >/proc/sys/vm/memfd_noexec && ": "warn program on a file system that may hang with the network, and can't be copied to memory (memfd_create: permission denied)",
+		"":                                   "ok program on a file system that may hang with the network: guards run from a copy in memory ok limits",
+		"echo 2 >/proc/sys/vm/memfd_noexec;": "warn program on a file system that may hang with the network, and can't be copied to memory (memfd_create: permission denied)",
 	} {
 		doctor := command(t, "doctor", "--lease", "3s")
 		script := before + `exec "$@"`

@@ -179,7 +179,7 @@ func (v View) String() string {
 		text += fmt.Sprintf(", its command starts in %s: an earlier one may live on", inSeconds(left))
 	}
 	if silent := v.SilentFor(); silent > 0 {
-		text += fmt.Sprintf(", silent for %s", inSeconds(silent))
+		text += ", silent for " + inSeconds(silent)
 	}
 	if v.Note != "" {
 		text += ", note: " + v.Note
