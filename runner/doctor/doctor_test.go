@@ -80,7 +80,7 @@ func TestExamineRole(t *testing.T) {
 	for _, text := range []string{"statement_timeout 2s (role cron)", "idle_session_timeout 4s (role cron in database postgres)", "lock_timeout 7s (server)"} {
 		e.want("time-outs", checkup.OK, text)
 	}
-	e.want("settings", checkup.OK, "keepalives after 2 s, every 1 s, 4 times, tcp_user_timeout 6000 ms")
+	e.want("settings", checkup.OK, "keepalives after 6 s, every 1 s, 4 times, tcp_user_timeout 6000 ms")
 	e.want("slots", checkup.OK, "of the server's 17 connections")
 	e.want("notify", checkup.OK, "arrived")
 	e.want("end others", checkup.Note, "GRANT pg_signal_backend TO cron")

@@ -17,7 +17,7 @@ package leasetime
 import "time"
 
 // Most is the longest lease. The ledger shortens a longer one to this. A third of the lease is also
-// the idle time before TCP's first keep-alive, which Linux limits to 32,767 s. The server's
+// the idle time before our TCP's first keep-alive, which Linux limits to 32,767 s. The server's
 // settings have the lease in milliseconds, as an int.
 const Most = 24 * time.Hour
 
@@ -44,4 +44,9 @@ func ForKill(lease time.Duration) time.Duration { return DeadAfter(lease, 0) - H
 // MostGrace is the longest grace after the holder's share. It leaves a tenth of the lease, so the
 // command is dead before the server, if it hears nothing, frees the lock for a newcomer's first
 // try.
-func MostGrace(lease time.Duration) time.Duration { return lease*9/10 - HolderShare(lease) }
+func MostGrace(lease time.Duration) time.Duration { return ProbeAfter(lease) - HolderShare(lease) }
+
+// ProbeAfter is the idle time before the server may send a keep-alive. If another host has got the
+// address of a holder that is cut off, its kernel answers that with a reset, and the server frees the
+// lock.
+func ProbeAfter(lease time.Duration) time.Duration { return lease * 9 / 10 }

@@ -56,7 +56,11 @@ func connectToHold(ctx context.Context, cfg Config, way *route, check pgconn.Val
 	return connect(ctx, database)
 }
 
-// keepaliveCount is the number of probes in a lease: the first comes after a third of the lease,
+// mostKeepaliveIdle is Linux's longest time before the first keep-alive (MAX_TCP_KEEPIDLE). A server
+// there does not obey a longer one.
+const mostKeepaliveIdle = 32767 * time.Second
+
+// keepaliveCount is the number of our probes in a lease: the first comes after a third of the lease,
 // each further one a sixth later. On Linux TCP_USER_TIMEOUT takes precedence over the count
 // (tcp(7)). macOS and FreeBSD don't have TCP_USER_TIMEOUT: there, fewer probes would end the
 // session before the lease is over, and --lost-grace relies on nine tenths of the lease.
@@ -283,9 +287,9 @@ func (cfg Config) sessionSettingsSQL(major int) string {
 		[2]string{"idle_in_transaction_session_timeout", "0"},
 		[2]string{"idle_session_timeout", milliseconds(cfg.Lease)},
 		// While a query of ours runs, only these tell the server that we are gone. Those of TCP
-		// have no effect on a unix socket.
-		[2]string{"tcp_keepalives_idle", seconds(cfg.Lease / 3)},
-		[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
+		// have no effect on a unix socket. An idle session ends by itself.
+		[2]string{"tcp_keepalives_idle", seconds(min(leasetime.ProbeAfter(cfg.Lease), mostKeepaliveIdle))},
+		[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 10)},
 		[2]string{"tcp_keepalives_count", strconv.Itoa(keepaliveCount)},
 		[2]string{"tcp_user_timeout", milliseconds(cfg.Lease)},
 		[2]string{"client_connection_check_interval", milliseconds(leasetime.BeatEvery(cfg.Lease))}))

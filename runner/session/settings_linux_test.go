@@ -22,7 +22,7 @@ func TestSettings(t *testing.T) {
 	cfg.Lease = 3 * time.Second
 	s := openWith(t, cfg)
 	for _, setting := range []string{
-		"idle_session_timeout 3s", "tcp_keepalives_idle 1", "tcp_keepalives_interval 1", "tcp_keepalives_count 4", "tcp_user_timeout 3000",
+		"idle_session_timeout 3s", "tcp_keepalives_idle 3", "tcp_keepalives_interval 1", "tcp_keepalives_count 4", "tcp_user_timeout 3000",
 		"client_connection_check_interval 600ms", "client_min_messages warning", "DateStyle ISO, MDY", "application_name pglead:test",
 	} {
 		name, want, _ := strings.Cut(setting, " ")
