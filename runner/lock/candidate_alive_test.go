@@ -49,3 +49,24 @@ func TestManyAddresses(t *testing.T) {
 		t.Errorf("it seemed stuck for %v", late)
 	}
 }
+
+// TestSlowAnswers: a server that takes nearly three tenths of the lease for each answer does not
+// lose its holders, from the first heartbeat on.
+func TestSlowAnswers(t *testing.T) {
+	const lease = 3 * time.Second
+	var passed time.Time
+	cfg := leased(config(t, newSlowRelay(t, start(t, nil), func(sql string) string {
+		if time.Since(passed) > 50*time.Millisecond { // the queries of one request come together
+			time.Sleep(700 * time.Millisecond)
+		}
+		passed = time.Now()
+		return sql
+	}), exclusive(7)), lease)
+	held := acquire(t, cfg)
+	held.Session.StartHeartbeat()
+	select {
+	case <-held.Lost():
+		t.Error(held.Err())
+	case <-time.After(2 * lease):
+	}
+}

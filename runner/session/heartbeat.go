@@ -194,12 +194,15 @@ func (s *Session) silence() error {
 	return ErrSilent
 }
 
-// overdue says whether the server has owed an answer for longer than one heartbeat
-// interval.
+// overdue says whether the server owes an answer, and has taken longer than one heartbeat interval
+// for that and the one before.
 func (s *Session) overdue() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.unansweredSince > s.provenAt && s.clock.now().Sub(s.unansweredSince) > leasetime.BeatEvery(s.cfg.Lease)
+	if s.unansweredSince <= s.provenAt {
+		return false
+	}
+	return s.answerTook+s.clock.now().Sub(s.unansweredSince) > leasetime.BeatEvery(s.cfg.Lease)
 }
 
 // broken is the cause of the loss when the connection broke. At the deadline the guard may shut the

@@ -114,6 +114,7 @@ type Session struct {
 	end             error            // for requests that get no answer any more; nil before done is closed
 	current         *roundTrip       // the request that the reader's messages answer
 	provenAt        boottime.Instant // when the last answered request was sent
+	answerTook      time.Duration    // how long that answer took, or 0 if this process may have been stopped meanwhile
 	unansweredSince boottime.Instant // when the first unanswered request was sent; if unansweredSince <= provenAt, no request is open
 	heartbeat       Heartbeat
 	timer           timer               // of the heartbeat, once that is started

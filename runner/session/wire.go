@@ -345,6 +345,10 @@ func (s *Session) answered(rt *roundTrip) {
 	s.mu.Lock()
 	s.current = nil
 	if alive {
+		s.answerTook = 0
+		if now := s.clock.now(); now < s.deadline() { // otherwise this process may have been stopped for that time
+			s.answerTook = now.Sub(rt.sent)
+		}
 		s.provenAt = rt.sent
 	}
 	onAnswer := s.onAnswer

@@ -45,7 +45,7 @@ func TestAddressTakenOver(t *testing.T) {
 	}
 	run := func(host string, script ...string) *exec.Cmd {
 		args := append([]string{"netns", "exec", n.ns(host), binary, "run", "--key", "moved", "--lease", "6s", "--lock-delay", "0",
-			"--dsn", server.DSN("postgres")+" host="+n.hosts["db"], "--", "sh", "-c"}, script...)
+			"--dsn", server.DSN("postgres") + " host=" + n.hosts["db"], "--", "sh", "-c"}, script...)
 		return exec.Command("ip", args...)
 	}
 
