@@ -42,7 +42,7 @@ lead, each, each_guard_linux                      the other modes
 fence, java, prepared                             other programs, and prepared transactions
 ledger_terminal, ledger_upgrade, ledger_killed    what a terminal is told of it, pg_upgrade, and SIGKILL
 goodbye, events                                   what a run leaves in the server, and in the log
-guard, guard_traced_linux, guard_untold_linux, limit_linux, signals, unkillable
+guard, guard_stopped, guard_traced_linux, guard_untold_linux, limit_linux, signals, unkillable
                                                   the command's processes, and what ends them
 hidden_processes_linux, hung_program_linux        processes that get away from the process table; a network that hangs under pglead
 liar, untrusted, planted                          servers, roles and sessions that say, or make, anything at all

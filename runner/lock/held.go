@@ -42,8 +42,12 @@ func (h *Held) Slot() int {
 // then says why.
 func (h *Held) Lost() <-chan struct{} { return h.Session.Done() }
 
-// Err is the cause of the loss, or nil.
-func (h *Held) Err() error { return h.Session.Err() }
+// Err is the cause of the loss, or nil. It notices a deadline that has passed: after this host was
+// frozen, the command may be seen to end before the session has looked at its clock.
+func (h *Held) Err() error {
+	h.Session.ExpireIfDue()
+	return h.Session.Err()
+}
 
 // Renewed delivers the session's latest deadline, after each heartbeat.
 func (h *Held) Renewed() <-chan boottime.Instant { return h.renewed }

@@ -288,9 +288,18 @@ func (s *Session) disconnected(rt *roundTrip, err error) {
 	}
 	// Poolers end a session with a plain error.
 	if pgErr := rt.pgError(); pgErr != nil {
-		s.fail(fmt.Errorf("the server ended the session: %w", serverError{pgErr}))
+		s.endedByServer(pgErr)
 	}
 	s.fail(s.broken(networkCause(err)))
+}
+
+// endedByServer ends the session by the server's word. If the deadline has passed, as after this host
+// was frozen, the cause is that: a waiter has then ended the silent session, which the server calls
+// an administrator's command.
+func (s *Session) endedByServer(pgErr *pgconn.PgError) {
+	if !s.hasHeartbeat() || !s.ExpireIfDue() {
+		s.fail(fmt.Errorf("the server ended the session: %w", serverError{pgErr}))
+	}
 }
 
 // noteError notes an error that the server reports. The server sends FATAL before it frees the
@@ -299,7 +308,7 @@ func (s *Session) disconnected(rt *roundTrip, err error) {
 func (s *Session) noteError(rt *roundTrip, pgErr *pgconn.PgError) {
 	severity := cmp.Or(pgErr.SeverityUnlocalized, pgErr.Severity) // PgBouncer sends only the latter
 	if severity == "FATAL" || severity == "PANIC" {
-		s.fail(fmt.Errorf("the server ended the session: %w", serverError{pgErr}))
+		s.endedByServer(pgErr)
 	} else if rt != nil {
 		query := len(rt.SQL) - rt.left
 		if n := len(rt.failed); n == 0 || rt.failed[n-1].query != query { // PostgreSQL sends one for each query, others may send any number
