@@ -217,6 +217,10 @@ func parseAsker(name string) (by, to string) {
 	if !ok {
 		return "", ""
 	}
-	before, by, _ := strings.Cut(rest, " by ")
-	return by, strings.TrimPrefix(before, " to ")
+	if named, ok := strings.CutPrefix(rest, " to "); ok { // the host may be named by
+		to, rest, _ = strings.Cut(named, " ")
+		rest = " " + rest
+	}
+	_, by, _ = strings.Cut(rest, " by ")
+	return by, to
 }

@@ -10,7 +10,7 @@ import (
 // TestAskerName: what the name of an asking session says is read back, as far as the server doesn't
 // cut it off.
 func TestAskerName(t *testing.T) {
-	for _, tt := range []struct{ by, to string }{{"cron on web1", ""}, {"cron on web1", "web2"}, {"a by b", "web2"}} {
+	for _, tt := range []struct{ by, to string }{{"cron on web1", ""}, {"cron on web1", "web2"}, {"a by b", "web2"}, {"ann", "by"}} {
 		if by, to := parseAsker(askerName(tt.by, tt.to)); by != tt.by || to != tt.to {
 			t.Errorf("%q asks for %q: read as %q and %q", tt.by, tt.to, by, to)
 		}

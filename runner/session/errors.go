@@ -321,6 +321,8 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 		return text, Denied, "ALTER DATABASE " + databaseOf(cfg) + " ALLOW_CONNECTIONS true"
 	case e.Code == tooManyConnections:
 		return text, Unreachable, fullHint(e, cfg)
+	case e.Code == QueryCanceled:
+		return text, Unreachable, "is the statement_timeout of " + identifier(cfg.User) + ", or of the database, too short for the login's question?"
 	case mayPass(e):
 		return text, Unreachable, visible.Text(e.Hint)
 	}

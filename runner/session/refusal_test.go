@@ -61,7 +61,7 @@ func TestRefusalHints(t *testing.T) {
 		{"53300", "sorry, too many clients already", "max_connections is the server's limit, and pg_stat_activity shows who has them", Unreachable},
 		{"53300", `too many connections for role "Cron"`, `ALTER ROLE "Cron" CONNECTION LIMIT sets how many it may have`, Unreachable},
 		{"53300", `too many connections for database "my app"`, `ALTER DATABASE "my app" CONNECTION LIMIT sets how many it may have`, Unreachable},
-		{"57014", "canceling statement due to statement timeout", "", Unreachable},
+		{"57014", "canceling statement due to statement timeout", `is the statement_timeout of "Cron", or of the database, too short for the login's question?`, Unreachable},
 		{"42501", `permission denied for database "my app"`, `GRANT CONNECT ON DATABASE "my app" TO "Cron"`, Denied},
 		{"55000", `database "my app" is not currently accepting connections`, `ALTER DATABASE "my app" ALLOW_CONNECTIONS true`, Denied},
 	} {
