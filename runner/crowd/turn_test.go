@@ -64,6 +64,7 @@ func TestTurnByAnnouncement(t *testing.T) {
 		{"an end names the one before it", 2, never, clean(neighbour), TurnPatience, minute, false, 2},
 		{"an end, and two are before it", 3, never, clean(0), 2 * TurnPatience, minute, false, 3},
 		{"an end that is said again", 3, 0, clean(0), 0, minute, false, 3},
+		{"an end names it, and the next one another", 2, never, func(t *Turn) { clean(self)(t); clean(neighbour)(t) }, 0, minute, true, 2},
 		{"the one before it has started", 2, 0, started(neighbour), tryEvery, lookAtNew, false, 1},
 		{"another has started", 2, 0, started(holder), never, lookAtNew, false, 2},
 		{"another has started, and it does not watch", MostWatchers + 1, 0, started(holder), never, minute, false, MostWatchers + 1},
