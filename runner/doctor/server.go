@@ -162,7 +162,7 @@ func (x *examination) lease(ctx context.Context) checkup.Check {
 	}
 	slices.Sort(took)
 	every := leasetime.BeatEvery(x.cfg.Lease)
-	margin, usual := leasetime.HolderShare(x.cfg.Lease)-every, leasetime.HolderShare(x.cfg.Lease)/2
+	margin, usual := leasetime.HolderShare(x.cfg.Lease)-every, leasetime.SteadyAnswer(x.cfg.Lease)
 	seen := fmt.Sprintf("%v: a heartbeat every %v, answered after %v (the slowest of %d after %v), may take up to %v, and usually up to %v",
 		x.cfg.Lease, every, coarse(took[trips/2]), trips, coarse(took[trips-1]), margin, usual)
 	const advice = "a longer --lease, the same on all nodes, rides out slower answers"

@@ -22,9 +22,12 @@ import "time"
 const Most = 24 * time.Hour
 
 // BeatEvery is how often the holder of a lock asks the server for a sign of life. One answer may
-// take two fifths of the lease. If all are slow, each may take three tenths: while one is awaited,
-// the next request waits.
+// take two fifths of the lease, and all of them SteadyAnswer.
 func BeatEvery(lease time.Duration) time.Duration { return lease / 5 }
+
+// SteadyAnswer is how long each answer may take if all are slow: while one is awaited, the next
+// request waits.
+func SteadyAnswer(lease time.Duration) time.Duration { return HolderShare(lease) / 2 }
 
 // WaiterBeat is how often a waiter in line that watches nobody asks for a sign of life.
 func WaiterBeat(lease time.Duration) time.Duration { return lease / 3 }

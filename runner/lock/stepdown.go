@@ -10,6 +10,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
@@ -136,15 +137,15 @@ func (h *Held) stepDownSQL() string {
 // checkForStepDown makes the heartbeat look for requests to step down. The first heartbeat comes
 // soon, since its comment shows what the session holds. It doesn't come so soon that a brief
 // command would need one, which is over before anybody looks. With it the session warms up for its
-// announcement. A slow server has used some of the time already, which the deadline counts from the
-// sending of the last answered request.
+// announcement. If the server is slow, the deadline, which counts from the sending of the last
+// answered request, wants it sooner.
 func (h *Held) checkForStepDown() {
 	h.Session.SetHeartbeat(session.Heartbeat{
 		Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.readStepDown},
 		Once:    h.endWarmupQueries(),
 	})
-	asked := h.Session.Deadline().Add(-leasetime.HolderShare(h.cfg.Session.Lease))
-	h.Session.BeatAt(asked.Add(min(crowd.FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease))))
+	soon := boottime.Now().Add(min(crowd.FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease)))
+	h.Session.BeatAt(min(soon, h.Session.Deadline().Add(-leasetime.SteadyAnswer(h.cfg.Session.Lease))))
 }
 
 // readStepDown reads the value of stepDownSQL, which is the last answer.
