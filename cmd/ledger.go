@@ -87,12 +87,13 @@ func oneAction(cmd *cobra.Command, args []string) error {
 // ofAction refuses flags that the action does not have. A variable is for every command, so
 // those of such flags count for nothing.
 func ofAction(cmd *cobra.Command, action string) error {
-	for flag, of := range map[string]string{"keep": "install", "sql": "install", "published": "install", "older": "prune", "yes": "uninstall", "output": "status"} {
-		f := cmd.Flags().Lookup(flag)
+	for _, flag := range [][2]string{{"keep", "install"}, {"sql", "install"}, {"published", "install"}, {"older", "prune"}, {"yes", "uninstall"}, {"output", "status"}} {
+		name, of := flag[0], flag[1]
+		f := cmd.Flags().Lookup(name)
 		switch {
 		case !f.Changed || action == of:
 		case f.Annotations[ofVariable] == nil:
-			return usagef("", "only pglead ledger %s takes --%s", of, flag)
+			return usagef("", "only pglead ledger %s takes --%s", of, name)
 		default:
 			_ = f.Value.Set(f.DefValue) // a default is no mistake
 		}

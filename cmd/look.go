@@ -20,8 +20,8 @@ import (
 // lookFlags are the flags of the commands that look at locks, or ask for something about them.
 type lookFlags struct {
 	options
-	server session.Config // how to connect; set by connect
-	warned bool           // that the ledger can't be read
+	server session.Config // how to connect; set by locate
+	warned []string       // what of the ledger can't be read
 	cut    bool           // that it has more pauses than are shown; this has been said, too
 }
 

@@ -65,11 +65,11 @@ func (f *lookFlags) unlessUnreadable(err error, what string) error {
 	if !errors.Is(err, ledger.ErrLocked) && session.AnsweredError(err) == nil {
 		return err
 	}
-	if !f.warned {
+	if !slices.Contains(f.warned, what) {
 		_, hint := status(err)
 		f.u.say(slog.LevelWarn, err.Error()+"; "+what+" are not shown", hint, "event", "ledger")
 	}
-	f.warned = true
+	f.warned = append(f.warned, what)
 	return nil
 }
 

@@ -35,7 +35,7 @@ of the item that has the key.
 
 With --wait this returns when the lock is another's, or free: exit status 0, or
 75 if it is still held when the time is over, and the holder has looked for the
-request. The exit status is 1 if nobody holds the lock.`,
+request or 20 s have passed. The exit status is 1 if nobody holds the lock.`,
 		Example: `  pglead stepdown scheduler --wait 1m
   pglead stepdown scheduler --to web2`,
 		Args: oneKey,
@@ -147,8 +147,8 @@ func (h *handover) ask(ctx context.Context) (patience time.Duration, err error) 
 const (
 	askMargin = 2 * time.Second // for a late heartbeat
 	// askMost limits how long a request lasts, since that depends on what the holders' sessions
-	// show, which may be anything. A holder that has a lease of more than 20 s and is in its
-	// lock-delay may not have looked by then. The user can set a longer time by --wait.
+	// show, which may be anything. A holder that has a lease of more than 90 s, or of more than 20 s and is
+	// in its lock-delay, may not have looked by then. The user can set a longer time by --wait.
 	askMost = 20 * time.Second
 )
 

@@ -75,8 +75,8 @@ func (r Restart) ends(o Outcome, err error) bool {
 	return r == RestartNever
 }
 
-// pauseAfter is how long to pause after a run that has ended like this. The pause before that run
-// was last, or 0.
+// pauseAfter is how long to pause after a run that has ended like this. last is the pause before
+// that run, or 0.
 func pauseAfter(o Outcome, err error, last time.Duration) time.Duration {
 	switch {
 	case errors.As(err, new(*LockLostError)):

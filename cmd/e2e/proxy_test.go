@@ -129,7 +129,7 @@ func TestDoctorIdle(t *testing.T) {
 	}{
 		"shorter than the lease": {
 			time.Second, 78, checkup.Fail,
-			`^a connection ended when it had been silent for 1(\.\d)?s \(the server closed the connection\), in less than the lease of 3s: a holder whose host is cut off loses the lock before its command is dead, and whoever comes then starts at once$`,
+			`^a connection ended when it had been silent for 1(\.\d)?s \(the server closed the connection\), within the lease of 3s: a holder whose host is cut off loses the lock before its command is dead, and whoever comes then starts at once$`,
 			"have what is in between keep silent connections for longer than the lease (HAProxy: timeout tunnel, or both timeout client and timeout server), go a way round it, or give all nodes a shorter --lease",
 		},
 		"longer than the lease": {

@@ -11,7 +11,7 @@ type Status string
 const (
 	OK      Status = "ok"   // as it should be
 	Note    Status = "note" // something to know that needs no action
-	Warning Status = "warn" // it may hinder locking, but not break the promise
+	Warning Status = "warn" // it may hinder locking, or weaken the promise on this path or host
 	Fail    Status = "fail" // with it the promise can't be kept, or no lock taken
 )
 

@@ -41,7 +41,7 @@ func (x *examination) silence(ctx context.Context) checkup.Check {
 			advice = "have what is in between keep silent connections for longer than the lease " +
 				"(HAProxy: timeout tunnel, or both timeout client and timeout server), " +
 				"go a way round it, or give all nodes a shorter --lease"
-			seen = "a connection ended when it had been silent for %v (%s), in less than the lease of %v: " +
+			seen = "a connection ended when it had been silent for %v (%s), within the lease of %v: " +
 				"a holder whose host is cut off loses the lock before its command is dead, and whoever comes then starts at once"
 		)
 		return checkup.Failf(advice, seen, after.Round(100*time.Millisecond), err, x.cfg.Lease)

@@ -4,7 +4,7 @@
 //	0        1/5       1/3               3/5   2/3           9/10   1
 //	├─────────┼─────────┼─────────────────┼─────┼──────────────┼─────┤
 //	│         │         │                 │     │              │     the server frees the lock
-//	│         │         │                 │     │              no command is alive, whatever its lost-grace
+//	│         │         │                 │     │              the command gets SIGKILL, whatever its lost-grace
 //	│         │         │                 │     the command is dead, without a lost-grace
 //	│         │         │                 the holder ends its command
 //	│         │         (a waiter's heartbeat, after its own last one)
@@ -52,5 +52,5 @@ func MostGrace(lease time.Duration) time.Duration { return ProbeAfter(lease) - H
 
 // ProbeAfter is the idle time before the server may send a keep-alive. If another host has got the
 // address of a holder that is cut off, its kernel answers that with a reset, and the server frees the
-// lock.
+// lock. (With a lease of more than 10 h it comes sooner: Linux can't wait for longer.)
 func ProbeAfter(lease time.Duration) time.Duration { return lease * 9 / 10 }

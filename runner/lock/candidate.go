@@ -71,8 +71,8 @@ func (c *Candidate) timeLeft() time.Duration { return c.cfg.Wait - time.Since(c.
 // Reached says whether the database has ever answered for the lock.
 func (c *Candidate) Reached() bool { return c.reached }
 
-// noteAnswer notes that the database has answered for the lock. From then on an outage is waited
-// out.
+// noteAnswer notes that the database has answered for the lock. From then on a candidate that
+// Endures waits out every error.
 func (c *Candidate) noteAnswer() {
 	c.cfg.Observer.away(nil)
 	c.reached = true
@@ -237,7 +237,7 @@ func isFull(err error) bool {
 // When the session of a waiter is lost, this happens, in this order:
 //
 //	waiter.sleep       notices the loss; an answer that misses its deadline is a loss, too
-//	acquireOnce        keeps former and front, closes the session, and gives up what was prepared
+//	abandon            keeps former and front, closes the session, and gives up what was prepared
 //	Candidate.outlast  pauses: the first in line briefly, the others longer and longer
 //	acquireOnce        opens a session without a first try, which might overtake those in line
 //	waiter.join        ends the old session, if the server still has it; listens, takes its

@@ -24,7 +24,7 @@ import (
 //	beginAndDraw           to a token
 //	openSession            a first try came with a login, and the    nothing
 //	                       run requires a ledger that isn't there
-//	Session.Close          all the same, and after a loss            nothing, or what a report says
+//	Session.Close          in any case, also after a loss            nothing, or what a report says
 //
 // Attempt.GiveBack uses Release if the attempt has settled, otherwise giveBack.
 

@@ -25,7 +25,7 @@ type Held struct {
 
 	stepDownPending atomic.Bool
 	stepDowns       chan StepDown           // the first request
-	renewed         <-chan boottime.Instant // the session's deadlines; in a list, the item's share of them
+	renewed         <-chan boottime.Instant // the session's deadlines; in a list, the attempt's copy of them
 
 	staysUntil time.Time // after the release
 }
@@ -49,7 +49,7 @@ func (h *Held) Err() error {
 	return h.Session.Err()
 }
 
-// Renewed delivers the session's latest deadline, after each heartbeat.
+// Renewed delivers the session's latest deadline, after each answer of the server.
 func (h *Held) Renewed() <-chan boottime.Instant { return h.renewed }
 
 // Release frees the locks: when it returns nil another session can have them. The command has to be

@@ -87,7 +87,7 @@ func (b *bid) rejectedByLedger(err error) error {
 }
 
 // LedgerError says that the ledger can't be written. The session itself is fine:
-// acquireOnce gives the locks back on it, and a run that waits begins again.
+// abandon gives the locks back on it, and a run that waits begins again.
 type LedgerError struct{ err error }
 
 func (e *LedgerError) Error() string { return e.err.Error() }

@@ -9,7 +9,8 @@ package lock
 
 // keepsPart says whether a bid keeps the locks that it gets while it waits for the rest, so that
 // only the first missing one was refused. With slots any one is enough, and in a transaction a try
-// takes all or nothing.
+// takes all or nothing. (With Wait 0 it does so, too. Then a refusal counts as that of the first
+// lock, of which nobody makes anything.)
 func (cfg *Config) keepsPart() bool { return !cfg.Claim.takesAny() && !cfg.Session.Transaction }
 
 // announces says whether starts and ends are announced, so that those who wait stand in line, and

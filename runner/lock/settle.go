@@ -59,8 +59,9 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	}
 	b.preparation.begin()
 	err = start(ctx)
-	err = cmp.Or(err, b.preparation.await())   // also after an error: giveUp needs the guard's start to be over
-	if err == nil && b.Session.ExpireIfDue() { // the disk took longer than the rest of the lease
+	err = cmp.Or(err, b.preparation.await()) // also after an error: giveUp needs the guard's start to be over
+	if err == nil {
+		b.Session.ExpireIfDue() // the disk may have taken longer than the rest of the lease
 		err = b.Session.EndError()
 	}
 	if err != nil {
@@ -68,9 +69,6 @@ func (b *bid) settle(ctx context.Context) (*Held, error) {
 	}
 	h := &Held{bid: b, renewed: b.Session.Renewed()}
 	h.showHolding()
-	if err := b.Session.EndError(); err != nil {
-		return nil, err
-	}
 	h.settledAt, h.stepDowns = time.Now(), make(chan StepDown, 1)
 	h.coversEarlier = !slices.ContainsFunc(b.grants, func(g grant) bool { return !g.verdict.CoversEarlier })
 	return h, nil

@@ -73,8 +73,9 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 }
 
 // take takes the lock: it tries, waits for as long as Config.Wait allows, and then tries once more.
-// A waiter that comes back, after a loss or a pause, must not pass those in line: it makes no try
-// before its turn comes, or the time is up. Where nothing is announced there is no line.
+// A waiter that comes back, after a loss, or after a pause before which it had waited, must not pass
+// those in line: it makes no try before its turn comes, or the time is up. Where nothing is
+// announced there is no line.
 func (w *waiter) take(ctx context.Context) error {
 	mayTry := w.listener.evidence.Untouched() || !w.cfg.announces()
 	if mayTry {

@@ -80,7 +80,7 @@ type loginAnswers struct {
 // others use. The process number shows a pooler: behind one, that of the login is not the
 // backend's.
 //
-// With Transaction a pooler is expected: the statement makes no settings, but asks both
+// With Transaction a pooler is expected: the statement makes no settings that outlive it, but asks both
 // questions all the same.
 func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswers, error) {
 	major := majorVersion(pg)
