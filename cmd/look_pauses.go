@@ -67,9 +67,12 @@ func (f *lookFlags) unlessUnreadable(err error, what string) error {
 	}
 	if !slices.Contains(f.warned, what) {
 		_, hint := status(err)
+		if len(f.warned) > 0 { // it has been given
+			hint = ""
+		}
 		f.u.say(slog.LevelWarn, err.Error()+"; "+what+" are not shown", hint, "event", "ledger")
+		f.warned = append(f.warned, what)
 	}
-	f.warned = append(f.warned, what)
 	return nil
 }
 
