@@ -71,7 +71,8 @@ func TestTracedBeforeStart(t *testing.T) {
 		if len(below) == 1 {
 			guard = below[0]
 		}
-		return guard != 0
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", guard))
+		return string(name) == "lease-guard\n" // before that it has the program's, and it may not get so far
 	}) {
 		t.Fatal("a waiter starts no guard")
 	}
