@@ -143,7 +143,7 @@ func TestScreen(t *testing.T) {
 	release()
 	s.tmux("send-keys", "C-c")
 	s.shows(`(?m)^` + prompt + `\n*\z`)
-	s.types("clear; echo status $?")
+	s.types("status=$?; clear; echo status $status")
 	s.shows("status 0")
 
 	// What doesn't fit is left out of the middle; the slot stays, and help is wrapped.
@@ -175,6 +175,6 @@ func TestScreen(t *testing.T) {
 	s.shows(`\Aconnect to `)
 	s.tmux("send-keys", "C-c")
 	s.shows(`(?m)^` + prompt + `\n*\z`)
-	s.types("clear; echo status $?")
+	s.types("status=$?; clear; echo status $status")
 	s.shows("status 0")
 }
