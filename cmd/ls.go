@@ -69,9 +69,8 @@ func (f *lsFlags) ls(cmd *cobra.Command, patterns []string) error {
 	if err := f.locate(cmd); err != nil {
 		return err
 	}
-	connected := false
 	return untilSignal(func(ctx context.Context) error {
-		for {
+		for connected := false; ; {
 			err := f.withClient(ctx, session.OpenClient, func(ctx context.Context, client *session.Client) error {
 				connected = true
 				return f.follow(ctx, client, patterns, show)

@@ -147,8 +147,8 @@ func (h *handover) ask(ctx context.Context) (patience time.Duration, err error) 
 const (
 	askMargin = 2 * time.Second // for a late heartbeat
 	// askMost limits how long a request lasts, since that depends on what the holders' sessions
-	// show, which may be anything. A holder that has a lease of more than 90 s, or of more than 20 s and is
-	// in its lock-delay, may not have looked by then. The user can set a longer time by --wait.
+	// show, which may be anything. A holder that has a lease of more than 90 s, or of more than 20 s
+	// and is in its lock-delay, may not have looked by then. The user can set a longer time by --wait.
 	askMost = 20 * time.Second
 )
 

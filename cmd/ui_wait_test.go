@@ -90,8 +90,8 @@ func TestPauseIsTold(t *testing.T) {
 	})
 }
 
-// TestWorkersShareOneReport: the workers of a list tell of the same pause at the same time, and the log has
-// it once. The race detector looks on.
+// TestWorkersShareOneReport: the workers of a list tell of the same pause at the same time, and the
+// log has it once. The race detector looks on.
 func TestWorkersShareOneReport(t *testing.T) {
 	t.Setenv("CI", "1")
 	t.Setenv("NOTIFY_SOCKET", "")

@@ -162,12 +162,12 @@ func (x *examination) lease(ctx context.Context) checkup.Check {
 	}
 	slices.Sort(took)
 	every := leasetime.BeatEvery(x.cfg.Lease)
-	margin, usual := leasetime.HolderShare(x.cfg.Lease)-every, leasetime.SteadyAnswer(x.cfg.Lease)
-	seen := fmt.Sprintf("%v: a heartbeat every %v, answered after %v (the slowest of %d after %v), may take up to %v, and usually up to %v",
-		x.cfg.Lease, every, coarse(took[trips/2]), trips, coarse(took[trips-1]), margin, usual)
+	margin, each := leasetime.HolderShare(x.cfg.Lease)-every, leasetime.SteadyAnswer(x.cfg.Lease)
+	seen := fmt.Sprintf("%v: a heartbeat every %v, answered after %v (the slowest of %d after %v), may take up to %v, or up to %v if each is slow",
+		x.cfg.Lease, every, coarse(took[trips/2]), trips, coarse(took[trips-1]), margin, each)
 	const advice = "a longer --lease, the same on all nodes, rides out slower answers"
 	switch slowest := took[trips-1]; {
-	case slowest >= margin, took[trips/2] >= usual:
+	case slowest >= margin, took[trips/2] >= each:
 		return checkup.Failf(advice, "%s", seen)
 	case slowest >= margin/4:
 		return checkup.Warningf(advice, "%s", seen)

@@ -75,11 +75,11 @@ func (c Claim) othersInLinesSQL() string {
 // it; a reader's end proves nothing to them.
 func (b *bid) announceEndQueries() (queries []string) {
 	for _, l := range b.Locks() {
-		query := b.announceEndQuery(l, b.cfg.Claim.listenersSQL())
 		if b.cfg.ofList && !l.Shared && b.prefers == "" {
-			query = notifyQuery(evidence.Channel(l.ID), b.endPayloadSQL(evidence.Clean, endPositionSQL))
+			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.endPayloadSQL(evidence.Clean, endPositionSQL)))
+		} else {
+			queries = append(queries, b.announceEndQuery(l, b.cfg.Claim.listenersSQL()))
 		}
-		queries = append(queries, query)
 	}
 	return queries
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// Client is a connection for questions and brief changes, with no heartbeat. It works
-// through a pooler, too.
+// Client is a connection for questions and brief changes, with no heartbeat. It works through a
+// pooler, too.
 type Client struct {
 	pg     *pgconn.PgConn
 	cfg    Config

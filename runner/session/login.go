@@ -42,15 +42,14 @@ func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, erro
 func connectToHold(ctx context.Context, cfg Config, way *route, check pgconn.ValidateConnectFunc) (*pgconn.PgConn, error) {
 	database := cfg.Database.Copy()
 	database.ConnectTimeout = cfg.ConnectTimeout
-	dialer := &net.Dialer{
+	database.DialFunc = (&net.Dialer{
 		// The kernel's probes find a dead peer while no request is under way. The
 		// heartbeat finds silence after a request.
 		KeepAliveConfig: net.KeepAliveConfig{
 			Enable: true, Idle: cfg.Lease / 3, Interval: cfg.Lease / 6, Count: keepaliveCount,
 		},
 		ControlContext: userTimeout(cfg.Lease),
-	}
-	database.DialFunc = dialer.DialContext
+	}).DialContext
 	database.ValidateConnect = check
 	way.record(database, cfg.Trying)
 	return connect(ctx, database)
@@ -80,8 +79,8 @@ type loginAnswers struct {
 // others use. The process number shows a pooler: behind one, that of the login is not the
 // backend's.
 //
-// With Transaction a pooler is expected: the statement makes no settings that outlive it, but asks both
-// questions all the same.
+// With Transaction a pooler is expected: the statement makes no settings that outlive it, but asks
+// both questions all the same.
 func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswers, error) {
 	major := majorVersion(pg)
 	if major < OldestMajor {

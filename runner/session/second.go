@@ -137,10 +137,10 @@ func (s *Session) noteIdentity(identity string) {
 
 const secondHint = "each grant takes a second connection for a moment: the pooler's pool has to leave one free. If there is no pooler, are a ledger's tables locked?"
 
-// NoSecondError is the error if a second session gets no answer in time, as if the pooler has no
-// second connection to the server.
+// NoSecondError is the error if a second session gets no answer in time. Most often the pooler has
+// no second connection to the server.
 func NoSecondError() *Error {
-	e := FullError("the second connection got no answer in time, as if the pooler had none to the server free")
+	e := FullError("the second connection got no answer in time: the pooler may have no connection to the server free")
 	e.Hint = secondHint
 	return e
 }

@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -96,7 +95,7 @@ func newArena(t *testing.T, o options) *arena {
 		}
 	}
 	a := &arena{
-		options: o, mode: m, t: t, dir: memoryDir(t), binary: filepath.Join(t.TempDir(), "pglead"),
+		options: o, mode: m, t: t, dir: memoryDir(t), binary: buildPglead(t),
 		pids: map[string]int{}, since: map[string]time.Time{}, ends: map[int]bool{}, started: map[string]bool{},
 		rand: rand.New(rand.NewPCG(o.seed, 0)),
 	}
@@ -108,10 +107,6 @@ func newArena(t *testing.T, o options) *arena {
 	var err error
 	a.self, err = os.Executable()
 	check(err)
-	out, err := exec.Command("go", "build", "-o", a.binary, "github.com/pglead/pglead").CombinedOutput()
-	if err != nil {
-		t.Fatalf("build: %s", out)
-	}
 	if m.old != nil {
 		a.buildOld()
 	}
@@ -124,11 +119,7 @@ func newArena(t *testing.T, o options) *arena {
 	a.server = server
 	a.setClock = testserver.Clock(t, a.server)
 	check(server.Init())
-	hba, err := os.OpenFile(filepath.Join(server.Data, "pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
-	check(err)
-	_, err = hba.WriteString("host all,replication all 10.77.0.0/24 trust\n")
-	check(err)
-	check(hba.Close())
+	check(admitNetwork(server))
 	a.startServer()
 	_, err = a.server.Query("postgres", "CREATE ROLE "+stranger+" LOGIN")
 	check(err)

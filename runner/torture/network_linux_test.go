@@ -1,14 +1,18 @@
 package torture
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // network is a switch and hosts around it, each a network namespace of its
@@ -45,6 +49,26 @@ func newNetwork(t *testing.T, names ...string) *network {
 		n.run("ip", "-n", ns, "link", "set", "lo", "up")
 	}
 	return n
+}
+
+// admitNetwork has a server trust the hosts of a network.
+func admitNetwork(server *localpg.Server) error {
+	hba, err := os.OpenFile(filepath.Join(server.Data, "pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = hba.WriteString("host all,replication all 10.77.0.0/24 trust\n")
+	return errors.Join(err, hba.Close())
+}
+
+// buildPglead builds the program under test.
+func buildPglead(t *testing.T) (binary string) {
+	t.Helper()
+	binary = filepath.Join(t.TempDir(), "pglead")
+	if out, err := exec.Command("go", "build", "-o", binary, "github.com/pglead/pglead").CombinedOutput(); err != nil {
+		t.Fatalf("build: %s", out)
+	}
+	return binary
 }
 
 func (n *network) ns(host string) string { return n.prefix + host }

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -64,10 +63,7 @@ func TestPatroni(t *testing.T) {
 	}
 	t.Logf("PATRONI='-seed %d -rounds %d -lease %v -lock-delay %v -ttl %d -loop %d -retry %d -quorum=%t -strict=%t'",
 		o.seed, o.rounds, o.lease, o.lockDelay, o.ttl, o.loop, o.retry, o.quorum, o.strict)
-	binary := filepath.Join(t.TempDir(), "pglead")
-	if out, err := exec.Command("go", "build", "-o", binary, "github.com/pglead/pglead").CombinedOutput(); err != nil {
-		t.Fatalf("build: %s", out)
-	}
+	binary := buildPglead(t)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
