@@ -4,6 +4,7 @@ package session
 
 import (
 	"context"
+	"net"
 	"syscall"
 	"time"
 )
@@ -13,3 +14,6 @@ import (
 func userTimeout(time.Duration) func(context.Context, string, string, syscall.RawConn) error {
 	return nil
 }
+
+// acknowledge does nothing on this system, which has no option for it.
+func acknowledge(net.Conn) {}

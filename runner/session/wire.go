@@ -248,6 +248,9 @@ func (s *Session) hear(pid uint32, channel, payload string) {
 // read is the goroutine that reads all that the server sends. It ends with the connection.
 func (s *Session) read() {
 	for {
+		if s.fe.ReadBufferLen() == 0 {
+			acknowledge(s.Socket())
+		}
 		msg, err := s.fe.Receive()
 		s.mu.Lock()
 		rt := s.current
