@@ -158,6 +158,7 @@ const successorPoll = 200 * time.Millisecond
 // awaitSuccessor waits until the former holders have gone. It reports the result only with
 // --wait.
 func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) error {
+	freed := false
 	for began := time.Now(); ; {
 		now, still, err := h.holders(ctx)
 		if err != nil {
@@ -172,6 +173,11 @@ func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) e
 		switch {
 		case h.wait.value == 0 && (!still || over):
 			return nil
+		case !still && now == "" && !freed: // perhaps only until the next waiter is granted it
+			freed = true
+			if h.request != nil {
+				h.request.Close() // the next holder is not asked
+			}
 		case !still:
 			fmt.Fprintf(h.out, "now: %s\n", cmp.Or(now, "free"))
 			return nil
