@@ -50,6 +50,9 @@ func ParseDSN(dsn, source string, warn ...func(message, hint string)) (*pgconn.C
 
 	var from sources
 	cfg, err := from.parse(dsn)
+	if from.service != "" {
+		source += ", " + from.service
+	}
 	if err != nil {
 		return nil, bad("", "%s", parseFailure(err))
 	}
@@ -336,6 +339,9 @@ func parseFailure(err error) string {
 	}
 	if strings.Contains(text, "invalid port") {
 		return "bad port: it is a number from 1 to 65535"
+	}
+	if strings.Contains(text, "sslmode is invalid") {
+		return "bad sslmode: it is disable, allow, prefer, require, verify-ca or verify-full"
 	}
 	// pgconn quotes values, and after a ; or an @ may come the next parameter.
 	if strings.ContainsAny(text, ";@") || credentials(text) {

@@ -21,52 +21,64 @@ import (
 // sources reads connection strings, with all that the service file and the password file add
 // to them.
 type sources struct {
+	service string // which service adds to it, and its file
 	ignored string // the password file, if it is ignored because others may read it
 	key     string // the private key's file, if it may be used
 }
 
-// parse parses dsn. If the user's own service file doesn't have the service, it looks in the
-// system-wide one, as libpq does.
+// parse parses dsn.
 func (s *sources) parse(dsn string) (*pgconn.Config, error) {
 	cfg, err := s.config(dsn)
-	if err == nil || !strings.Contains(err.Error(), "failed to read service") {
+	service := serviceName(dsn)
+	if service == "" || err != nil && strings.Contains(err.Error(), "failed to parse as") { // then the name may be part of a password
 		return cfg, err
 	}
-	if err := serviceSyntax(serviceFile(dsn)); err != nil {
+	file, err := findService(dsn, service)
+	if err != nil {
 		return nil, err
 	}
-	looked := []string{serviceFile(dsn)}
-	for _, dir := range []string{os.Getenv("PGSYSCONFDIR"), "/etc/postgresql-common", "/etc"} {
-		file := filepath.Join(dir, "pg_service.conf")
-		if dir == "" {
-			continue
-		}
-		looked = append(looked, file)
-		if _, statErr := os.Stat(file); statErr != nil {
-			continue
-		}
-		if cfg, err := s.config(withParam(dsn, "servicefile", file)); err == nil {
-			return cfg, nil
-		}
-		if err := serviceSyntax(file); err != nil {
-			return nil, err
-		}
-	}
-	name := "of that name"
-	if service := serviceName(dsn); strings.Trim(strings.ToLower(service), lowerCase+"0123456789_-.") == "" {
-		name = strconv.Quote(service)
-	}
-	return nil, fmt.Errorf("no service %s: looked in %s", name, strings.Join(slices.DeleteFunc(looked, func(f string) bool { return f == "" }), ", "))
+	s.service = fmt.Sprintf("service %q of %q", service, file)
+	return s.config(withParam(dsn, "servicefile", file))
 }
 
-// serviceSyntax is an error if a service file has a line that is neither a section nor in one, or
-// that has no value.
-func serviceSyntax(file string) error {
-	_, err := pgservicefile.ReadServicefile(file)
-	if err == nil || errors.As(err, new(*fs.PathError)) {
-		return nil
+// findService is the first file with the service: the user's own or, as with libpq, a system-wide
+// one. A service that is there twice is refused: libpq takes the first, but pgconn the last, which
+// may be another database, where a lock is another.
+func findService(dsn, service string) (file string, err error) {
+	name := "of that name"
+	if strings.Trim(strings.ToLower(service), lowerCase+"0123456789_-.") == "" {
+		name = strconv.Quote(service)
 	}
-	return fmt.Errorf("syntax error in service file %q, %s", file, cmp.Or(regexp.MustCompile(`line \d+`).FindString(err.Error()), err.Error()))
+	files := []string{serviceFile(dsn)}
+	for _, dir := range []string{os.Getenv("PGSYSCONFDIR"), "/etc/postgresql-common", "/etc"} {
+		if dir != "" {
+			files = append(files, filepath.Join(dir, "pg_service.conf"))
+		}
+	}
+	var looked []string
+	for _, file := range slices.DeleteFunc(files, func(f string) bool { return f == "" }) {
+		services, err := pgservicefile.ReadServicefile(file)
+		var unread *fs.PathError
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			looked = append(looked, file)
+			continue
+		case errors.As(err, &unread):
+			looked = append(looked, fmt.Sprintf("%s (%s)", file, unread.Err))
+			continue
+		case err != nil:
+			return "", fmt.Errorf("syntax error in service file %q, %s", file, cmp.Or(regexp.MustCompile(`line \d+`).FindString(err.Error()), err.Error()))
+		}
+		looked = append(looked, file)
+		switch found := slices.DeleteFunc(services.Services, func(s *pgservicefile.Service) bool { return s.Name != service }); len(found) {
+		case 0:
+		case 1:
+			return file, nil
+		default:
+			return "", fmt.Errorf("the service %s is %d times in %q", name, len(found), file)
+		}
+	}
+	return "", fmt.Errorf("no service %s: looked in %s", name, strings.Join(looked, ", "))
 }
 
 // config is pgconn's configuration, but without a password from a file that others may read. libpq

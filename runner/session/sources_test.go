@@ -51,22 +51,26 @@ func TestTLSFiles(t *testing.T) {
 	}
 }
 
-// TestServiceSyntax: a mistake in a service file is reported with file and line, without the line's
-// text, in which there may be a password.
-func TestServiceSyntax(t *testing.T) {
+// TestServiceMistakes: a mistake in a service file is reported with the file and, if it can't be
+// parsed, the line, without the line's text, in which there may be a password.
+func TestServiceMistakes(t *testing.T) {
 	isolate(t)
 	own := filepath.Join(os.Getenv("HOME"), ".pg_service.conf")
 	system := filepath.Join(t.TempDir(), "pg_service.conf")
 	t.Setenv("PGSYSCONFDIR", filepath.Dir(system))
 	for _, tt := range []struct{ dsn, file, text, want string }{
-		{"service=s", own, "[t]\nhost=h\n\n# s\nhunter2\n[s]\nhost=h\n", `syntax error in service file "` + own + `", line 5`},
-		{"service=s servicefile=" + own, own, "host=hunter2\n[s]\nhost=h\n", `syntax error in service file "` + own + `", line 1`},
-		{"service=s", system, "[s]\nhunter2\n", `syntax error in service file "` + system + `", line 2`},
+		{"service=s", own, "[t]\nhost=h\n\n# s\nhunter2\n[s]\nhost=h\n", `: syntax error in service file "` + own + `", line 5`},
+		{"service=s servicefile=" + own, own, "host=hunter2\n[s]\nhost=h\n", `: syntax error in service file "` + own + `", line 1`},
+		{"service=s", system, "[s]\nhunter2\n", `: syntax error in service file "` + system + `", line 2`},
+		{"service=s", system, "[s]\nhost=h\n[t]\nhost=t\n[s]\nhost=g\n", `: the service "s" is 2 times in "` + system + `"`},
+		{"service=s", own, "[s]\nusr=hunter2\n", `, service "s" of "` + own + `": unknown connection parameter usr`},
+		{"service=s", system, "[s]\nport=hunter2\n", `, service "s" of "` + system + `": bad port: it is a number from 1 to 65535`},
+		{"service=s", own, "[s]\nhost=h\nsslmode=off\n", `, service "s" of "` + own + `": bad sslmode: it is disable, allow, prefer, require, verify-ca or verify-full`},
 	} {
 		if err := os.WriteFile(tt.file, []byte(tt.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ParseDSN(tt.dsn, "--dsn"); err == nil || err.Error() != "--dsn: "+tt.want {
+		if _, err := ParseDSN(tt.dsn, "--dsn"); err == nil || err.Error() != "--dsn"+tt.want {
 			t.Errorf("%s with %q: %v", tt.dsn, tt.text, err)
 		}
 		if err := os.Remove(tt.file); err != nil {
