@@ -169,6 +169,35 @@ func TestTracedLeftover(t *testing.T) {
 		`pglead: traced: these processes can't be killed, and the lock stays held while they live: sleep \(\d+, dead, `+by+`\)\n`)
 }
 
+// TestTracedCommand: so is the command itself. What it left running is ended all the same, as that
+// may be what traces it.
+func TestTracedCommand(t *testing.T) {
+	racesNothing(t)
+	var said lockedBuffer
+	cmd := command(t, "run", "--key", "traced_command", "--", "sh", "-c", "sleep 1000 & echo $$; exec sleep 1000")
+	cmd.Stderr = &said
+	line, _ := start(t, cmd)
+	pid, err := strconv.Atoi(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	detach := traced(t, pid, 0)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if !eventually(func() bool { return strings.Contains(said.String(), "can't be killed") }) {
+		t.Error("the command is not named")
+	}
+	detach()
+	_ = cmd.Wait()
+	if state := cmd.ProcessState.String(); state != "signal: killed" { // as the command was
+		t.Errorf("it ended so: %s", state)
+	}
+	dead := fmt.Sprintf(`(sleep|sh) \(%d, dead, traced by process %d\)`, pid, os.Getpid())
+	says(t, said.String(), `pglead: traced_command: the command has ended; ending what it left running: sleep \(\d+\)\n`+
+		`pglead: traced_command: these processes can't be killed, and the lock stays held while they live: `+dead+`\n`)
+}
+
 // TestGroupsOfTwoNamespaces: in two PID namespaces two guards have one number. The
 // end of the one does nothing to the other's command.
 func TestGroupsOfTwoNamespaces(t *testing.T) {

@@ -90,6 +90,7 @@ type commandTree struct {
 
 	// The command:
 	pid         int
+	reaped      bool // another process may get the number
 	command     commandState
 	leftoversAt time.Time // when endLeftovers is due, or zero
 
@@ -237,6 +238,7 @@ func (g *guardProcess) await() {
 	if fds[3].Revents != 0 {
 		_ = unix.Close(g.pidfd)
 		g.pidfd = -1
+		g.commandDied() // if it is not the command that is watched, that is dead already
 	}
 	if !g.leftoversAt.IsZero() && !time.Now().Before(g.leftoversAt) {
 		g.endLeftovers()

@@ -38,7 +38,7 @@ const (
 
 // commandState is what has become of the command itself, in any state of its tree.
 //
-//	commandAlive   → commandDead      it is reaped
+//	commandAlive   → commandDead      it is reaped or, if a debugger keeps it from that, dead
 //	commandDead    → leftoversAsked   leftoverPatience later: what is left gets SIGTERM;
 //	                                  not with WaitForLeftovers
 //	leftoversAsked                    leftoverTerm later the tree is killed
@@ -138,16 +138,22 @@ func (g *guardProcess) reapChildren() bool {
 			g.report.Killed++
 		}
 		if g.isCommand(pid) {
-			g.command = commandDead
+			g.reaped = true
 			g.report.Status = status
-			g.leftoversAt = time.Now().Add(leftoverPatience)
+			g.commandDied()
 		}
 	}
 }
 
-// isCommand says whether a child is the command. Once the command is reaped, another process may
-// get its number.
-func (g *guardProcess) isCommand(pid int) bool { return pid == g.pid && g.command == commandAlive }
+// isCommand says whether a child is the command.
+func (g *guardProcess) isCommand(pid int) bool { return pid == g.pid && !g.reaped }
+
+func (g *guardProcess) commandDied() {
+	if g.command == commandAlive {
+		g.command = commandDead
+		g.leftoversAt = time.Now().Add(leftoverPatience)
+	}
+}
 
 // endLeftovers deals with processes that outlive the command. It asks the kernel whether there
 // are any (reapChildren): reading the process table takes a while, and so would miss processes
