@@ -86,13 +86,17 @@ func AwayBackoff() *pace.Backoff { return pace.Doubling(200*time.Millisecond, 5*
 // server answers with an error, and for the report of a loss.
 func UrgentBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, 5*time.Second) }
 
+// DeniedBackoff is for a server that refuses the login, as after the role or the database was dropped:
+// it does so until somebody does something about it.
+func DeniedBackoff() *pace.Backoff { return pace.Doubling(200*time.Millisecond, time.Minute) }
+
 // CrowdedBackoff is for a waiter that gave its connection back, or found none. Finding room in
 // between does not reset it.
 func CrowdedBackoff() *pace.Backoff { return pace.Doubling(8*time.Second, 30*time.Second) }
 
 // FullBackoff is for a run that doesn't wait for the lock, on a server without room: one of the
 // server's sessions will soon be done.
-func FullBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, time.Second) }
+func FullBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, 2*time.Second) }
 
 // PollBackoff is for tries where there is no line.
 func PollBackoff() *pace.Backoff { return pace.Doubling(250*time.Millisecond, time.Second) }

@@ -39,6 +39,7 @@ type wait struct {
 	// Between attempts to connect (see pause):
 	since             time.Time // when the last session was lost, or the attempts began
 	backoff, rejected *pace.Backoff
+	denied            *pace.Backoff
 	crowded           *pace.Backoff // for a server that has no room; nil until it had none
 	said              string        // the reason that was logged last
 	hostsTried        int           // how often a run that doesn't wait has gone on to another host
@@ -283,19 +284,23 @@ const (
 // doubles, so that the waiters don't overrun a server that comes up again. The first in line, on
 // which the next command depends, pause for frontAgain at most, but only for the time frontFor. If
 // a server answers with an error, such as that it isn't ready, they use rejected, which doubles,
-// too: each such attempt leaves a line in that server's log.
+// too: each such attempt leaves a line in that server's log. If a server refuses the login, all use
+// denied.
 func (w *wait) pause(err error) time.Duration {
 	if errors.As(err, new(*session.LostError)) {
 		w.restartPauses()
 	}
 	var e *session.Error
+	answered := errors.As(err, &e) && e.LoginRejected
 	switch {
 	case isFull(err):
 		if w.crowded == nil {
 			w.crowded = crowd.CrowdedBackoff()
 		}
 		return pace.Between(crowd.NextAway(w.crowded))
-	case w.front && (errors.As(err, &e) && e.LoginRejected || session.AnsweredError(err) != nil):
+	case answered && e.Kind == session.Denied:
+		return w.denied.Half()
+	case w.front && (answered || session.AnsweredError(err) != nil):
 		return w.rejected.Half()
 	case !w.front || time.Since(w.since) > frontFor:
 		return w.backoff.Half()
@@ -305,5 +310,5 @@ func (w *wait) pause(err error) time.Duration {
 }
 
 func (w *wait) restartPauses() {
-	w.since, w.backoff, w.rejected = time.Now(), crowd.AwayBackoff(), crowd.UrgentBackoff()
+	w.since, w.backoff, w.rejected, w.denied = time.Now(), crowd.AwayBackoff(), crowd.UrgentBackoff(), crowd.DeniedBackoff()
 }

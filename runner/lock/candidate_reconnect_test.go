@@ -115,17 +115,21 @@ func TestBackWithinWait(t *testing.T) {
 // is tried often.
 func TestReconnectsAnswered(t *testing.T) {
 	const most = 5 * time.Second // of crowd.UrgentBackoff
-	for name, answer := range map[string]error{
-		"it isn't ready":     &session.Error{Kind: session.Unreachable, LoginRejected: true},
-		"it rejects a start": session.Rejected(&pgconn.PgError{Severity: "ERROR", Code: "42501"}, "start"),
+	for name, c := range map[string]struct {
+		answer error
+		most   time.Duration
+	}{
+		"it isn't ready":      {&session.Error{Kind: session.Unreachable, LoginRejected: true}, most},
+		"it rejects a start":  {session.Rejected(&pgconn.PgError{Severity: "ERROR", Code: "42501"}, "start"), most},
+		"it has no such role": {&session.Error{Kind: session.Denied, LoginRejected: true}, time.Minute}, // crowd.DeniedBackoff
 	} {
 		w := newWait()
 		w.front = true
 		var longest time.Duration
 		for range 20 {
-			longest = max(longest, w.pause(answer))
+			longest = max(longest, w.pause(c.answer))
 		}
-		if longest < most/2 || longest > most {
+		if longest < c.most/2 || longest > c.most {
 			t.Errorf("%s: the longest pause is %v", name, longest)
 		}
 	}

@@ -26,6 +26,9 @@ func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, erro
 		in = &limitedReader{r, mostLogin, mostLogin}
 		return pgproto3.NewFrontend(in, w)
 	}
+	var again plainAgain
+	again.install(database)
+	defer again.close()
 	pg, err := pgconn.ConnectConfig(ctx, database)
 	if err != nil {
 		if ctx.Err() != nil {

@@ -12,7 +12,8 @@
 // second.go and quorum.go are for poolers and quorums, client.go for commands that only ask. The
 // rest is there to be looked up: dsn.go, sources.go and address.go say where the server is,
 // standbys.go and age.go what kind of server it is, errors.go and sqlstate.go what an error means;
-// rows.go, limit.go and encoding.go read its answers; socket_*.go has the socket's time-out.
+// rows.go, limit.go and encoding.go read its answers; socket_*.go has the socket's options, plain.go
+// what saves a connection where the server has no TLS.
 package session
 
 import (
@@ -276,10 +277,13 @@ func (s *Session) Socket() net.Conn { return belowTLS(s.conn) }
 func (s *Session) Encrypted() bool { return s.Socket() != s.conn }
 
 func belowTLS(conn net.Conn) net.Conn {
-	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok {
-		return wrapped.NetConn()
+	for {
+		wrapped, ok := conn.(interface{ NetConn() net.Conn })
+		if !ok {
+			return conn
+		}
+		conn = wrapped.NetConn()
 	}
-	return conn
 }
 
 // fail ends the session, unless it has ended. That is a loss, unless its owner has closed it.

@@ -13,7 +13,7 @@ import (
 // index says where to look for a test, by the beginnings of the files' names.
 const index = `
 dsn, sources                           what a connection string may say, and what is refused
-login, refusal, pooler                 the login: who is let in, and what an error then says
+login, refusal, pooler, plain          the login: who is let in, and what an error then says
 settings_linux                         what both ends of a connection are told
 age                                    how old a promoted server seems, and one that has recovered
 server, encoding                       a session on a real server: settings, notifications, its end
