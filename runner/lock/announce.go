@@ -56,11 +56,11 @@ func notifyQuery(channel, payload string) string {
 func (c Claim) listenersSQL() string { return c.othersInLinesSQL() + " AND " + advisory.IsMarkSQL }
 
 // audienceQuery asks whether anybody listens to announcements about the claim's locks, and how many
-// in line don't listen.
+// in line don't listen. It takes onceSQL before it.
 func (c Claim) audienceQuery() string {
 	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE %[1]s) > 0 AS listens,
 		count(*) FILTER (WHERE %[2]s) - count(*) FILTER (WHERE %[1]s AND objid <> '%[3]d') AS dormant
-	FROM pg_catalog.pg_lock_status() WHERE %[4]s`,
+	FROM locks WHERE %[4]s`,
 		advisory.IsMarkSQL, advisory.IsTicketSQL, advisory.CommonTicket, c.othersInLinesSQL())
 }
 

@@ -57,7 +57,11 @@ const (
 const (
 	lockColumnsSQL = "classid, objid, objsubid"
 	fromLocksSQL   = "\nFROM pg_catalog.pg_lock_status()"
-	areOwnSQL      = "\nWHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
+	// onceSQL before a query that reads FROM locks has the server copy its table of locks only once.
+	// For 8,000 locks of others that takes milliseconds.
+	onceSQL = "WITH locks AS MATERIALIZED (SELECT locktype, granted, pid, classid, objid, objsubid FROM pg_catalog.pg_lock_status() " +
+		"WHERE locktype = 'advisory' AND granted)\n"
+	areOwnSQL = "\nWHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
 )
 
 // isListed says whether a row that ends with lockColumnsSQL shows this lock.
@@ -97,10 +101,10 @@ func (cfg *Config) bareDrawQuery(locks []advisory.Lock, started string, asksWhoL
 		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",
 		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started,
 	}
-	from, listens := fromLocksSQL, "true"
+	once, from, listens := "", fromLocksSQL, "true"
 	if asksWhoListens {
 		all = append(all, "audience.dormant", "audience.listens")
-		from += ", (" + cfg.Claim.audienceQuery() + ") AS audience"
+		once, from = onceSQL, "\nFROM locks, ("+cfg.Claim.audienceQuery()+") AS audience"
 		listens = "audience.listens"
 	} else {
 		all = append(all, "NULL", "NULL")
@@ -116,7 +120,7 @@ func (cfg *Config) bareDrawQuery(locks []advisory.Lock, started string, asksWhoL
 		all = append(all, fmt.Sprintf("CASE WHEN %s AND %s THEN %s END", listens, inItsRow, notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))))
 	}
 	// The session may have other locks, such as a ticket.
-	return "SELECT " + strings.Join(append(all, lockColumnsSQL), ",\n\t") + from + areOwnSQL + " AND " + advisory.AmongSQL(ids)
+	return once + "SELECT " + strings.Join(append(all, lockColumnsSQL), ",\n\t") + from + areOwnSQL + " AND " + advisory.AmongSQL(ids)
 }
 
 // noteDrawn notes what drawQuery returned.
