@@ -142,13 +142,16 @@ func (p pastRuns) result(i int) (result, remark string) {
 	return result, remark
 }
 
-// lasted says how long a run took, or has taken until now.
+// lasted says how long a run took, or has taken until now. A lost run may have ended long before
+// that was noted, such as by the next start.
 func (p pastRuns) lasted(r ledger.Entry) string {
 	switch {
 	case r.Outcome == ledger.Running:
 		return roughly(p.history.Now.Sub(r.Started)) + "…"
 	case r.Ended.IsZero():
 		return ""
+	case r.Outcome == ledger.Lost:
+		return "≤" + took(r.Took())
 	}
 	return took(r.Took())
 }

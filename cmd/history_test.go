@@ -48,7 +48,7 @@ func TestHistoryTable(t *testing.T) {
 	}
 	const want = `STARTED          HOST  TOOK    RESULT
 Nov 22 03:00:00  web2  running 12m, usually 4m (token 281474976740399)
-Nov 22 02:00:00  web1  1m02s   lost      next start waited 10s
+Nov 22 02:00:00  web1  ≤1m02s  lost      next start waited 10s
 Nov 21 03:00:00  web1  4m11s   ok
 Nov 20 03:00:00  web1  0.4s    failed 1
 `

@@ -9,6 +9,7 @@
 DO $$ BEGIN PERFORM pg_catalog.query_to_xml('SELECT 1', false, true, ''); END $$;
 
 CREATE SCHEMA IF NOT EXISTS pglead;
+COMMENT ON SCHEMA pglead IS 'the ledger of pglead: its runs, and how they ended; pglead ledger status, pglead ledger uninstall';
 
 CREATE TABLE IF NOT EXISTS pglead.setting (
 	one boolean PRIMARY KEY DEFAULT true CHECK (one),

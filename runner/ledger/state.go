@@ -31,7 +31,8 @@ type State struct {
 func ReadState(ctx context.Context, on session.Connection) (State, error) {
 	rows, err := on.Query(ctx, `SELECT version, coalesce(keep, `+strconv.Itoa(Keep)+`), (SELECT pg_catalog.count(*) FROM pglead.run), (SELECT pg_catalog.count(*) FROM pglead.lock),
 	(SELECT pg_catalog.count(DISTINCT key) FROM pglead.lock),
-	pg_catalog.pg_total_relation_size('pglead.run') + pg_catalog.pg_total_relation_size('pglead.lock'),
+	pg_catalog.pg_total_relation_size('pglead.run') + pg_catalog.pg_total_relation_size('pglead.lock') +
+		pg_catalog.pg_total_relation_size('pglead.setting'),
 	`+epoch("(SELECT pg_catalog.min(started) FROM pglead.run)")+`,
 	pg_catalog.pg_get_userbyid(nspowner), pg_catalog.pg_has_role(nspowner, 'pg_database_owner', 'MEMBER'),
 	pg_catalog.array_to_string(ARRAY(SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE pg_catalog.pg_get_userbyid(grantee) END
