@@ -51,7 +51,10 @@ func Main(args []string) int {
 		args = args[:1] // otherwise --help would show all commands and succeed
 	}
 	root.SetArgs(args)
-	err := root.Execute()
+	err := refuseHelp(args)
+	if err == nil {
+		err = root.Execute()
+	}
 	if !u.configured && wantsJSON(args) {
 		u.configure(false, false, true, nil)
 	}
