@@ -85,7 +85,7 @@ func TestServerRestart(t *testing.T) {
 				t.Errorf("the holder: %v: %s", err, &said)
 			}
 			// It says so before it has tried for a lock-delay to tell those who wait.
-			says(t, said.String(), `pglead: k: the database is away: .*\n(pglead: hint: .*\n|pglead: k: the database is still away: .*\n)*pglead: k: the lock in .* was lost .*\n`)
+			says(t, said.String(), `pglead: k: the database is away: report the end of the run: .*\n(pglead: hint: .*\n|pglead: k: the database is still away: report the end of the run: .*\n)*pglead: k: the lock in .* was lost .*\n`)
 			if err := server.StartLogged(); err != nil {
 				t.Fatal(err)
 			}

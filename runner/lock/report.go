@@ -138,7 +138,7 @@ func (r *report) persist(ctx context.Context) error {
 			return nil
 		}
 		if session.Passing(err) && ctx.Err() == nil { // otherwise nobody would know for what this process waits
-			cfg.Observer.away(err)
+			cfg.Observer.away(fmt.Errorf("report the end of the run: %w", err))
 		}
 		if !session.Passing(err) || !pace.Sleep(ctx, backoff.Half()) {
 			return err
