@@ -100,7 +100,7 @@ func KillUnlisted(pid int) {
 // reaped before, and returns the status of that command.
 func ReapAfter(command int, status unix.WaitStatus) unix.WaitStatus {
 	g := guardProcess{commandTree: newCommandTree()}
-	g.pid, g.command, g.report.Status = command, commandDead, status
+	g.pid, g.reaped, g.command, g.report.Status = command, true, commandDead, status
 	g.reapChildren()
 	return g.report.Status
 }
