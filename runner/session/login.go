@@ -26,9 +26,8 @@ func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, erro
 		in = &limitedReader{r, mostLogin, mostLogin}
 		return pgproto3.NewFrontend(in, w)
 	}
-	var again plainAgain
-	again.install(database)
-	defer again.close()
+	end := new(plainAttempts).install(database)
+	defer end()
 	pg, err := pgconn.ConnectConfig(ctx, database)
 	if err != nil {
 		if ctx.Err() != nil {

@@ -2,54 +2,92 @@ package session
 
 import (
 	"context"
+	"errors"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// plainAgain keeps the connections whose servers have said that they have no TLS, for the attempts
-// without TLS that follow with sslmode=prefer. So does libpq. pgconn would open others, and each
-// costs the server a process.
-type plainAgain struct {
-	dial pgconn.DialFunc
-	kept map[string]net.Conn // by address
+// plainAttempts are the attempts without TLS that follow those with TLS, with sslmode=prefer. Each
+// connection costs the server a process, so as with libpq such an attempt goes on with the
+// connection on which the server has said that it has no TLS. pgconn would open another one.
+//
+// A server that has TLS is not tried without if it had no room, was starting or ending, or failed
+// our checks: it would say the same, and a password would go to it in the clear.
+type plainAttempts struct {
+	dial    pgconn.DialFunc
+	kept    map[string]net.Conn // by address
+	refused map[string]error    // by address: what came of the attempt with TLS
+	latest  *askingTLS
 }
 
-// install has a configuration's connections kept. The caller closes those that are left.
-func (p *plainAgain) install(database *pgconn.Config) {
-	p.dial, p.kept = database.DialFunc, map[string]net.Conn{}
-	database.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		if kept, ok := p.kept[address]; ok {
-			delete(p.kept, address)
-			return kept, kept.SetDeadline(time.Time{}) // instead of the former attempt's
-		}
-		conn, err := p.dial(ctx, network, address)
-		if err != nil {
-			return nil, err
-		}
-		return &askingTLS{Conn: conn, keep: func() { p.kept[address] = conn }}, nil
-	}
+// install has a configuration's attempts made so, until end is called.
+func (p *plainAttempts) install(database *pgconn.Config) (end func()) {
+	before := *database
+	p.dial, p.kept, p.refused = database.DialFunc, map[string]net.Conn{}, map[string]error{}
+	database.DialFunc = p.open
 	database.AfterNetConnect = func(_ context.Context, _ *pgconn.Config, conn net.Conn) (net.Conn, error) {
 		if plain, ok := conn.(*askingTLS); ok {
 			return plain.Conn, nil
 		}
 		return conn, nil
 	}
+	database.OnPgError = func(pg *pgconn.PgConn, err *pgconn.PgError) bool {
+		if strings.HasPrefix(err.Code, classResources) || strings.HasPrefix(err.Code, classOperatorShutdown) {
+			p.refuse(err)
+		}
+		return before.OnPgError(pg, err)
+	}
+	if before.ValidateConnect != nil {
+		database.ValidateConnect = func(ctx context.Context, pg *pgconn.PgConn) error {
+			err := before.ValidateConnect(ctx, pg)
+			if err != nil && !errors.As(err, new(*pgconn.NotPreferredError)) { // pgconn may come back to one that is only not preferred
+				p.refuse(err)
+			}
+			return err
+		}
+	}
+	return func() {
+		for _, conn := range p.kept {
+			_ = conn.Close()
+		}
+		database.DialFunc, database.AfterNetConnect = before.DialFunc, before.AfterNetConnect
+		database.OnPgError, database.ValidateConnect = before.OnPgError, before.ValidateConnect
+	}
 }
 
-func (p *plainAgain) close() {
-	for _, conn := range p.kept {
-		_ = conn.Close()
+// refuse notes that an attempt without TLS would be in vain, if the latest was one with TLS.
+func (p *plainAttempts) refuse(err error) {
+	if p.latest != nil && p.latest.answer == 'S' {
+		p.refused[p.latest.address] = err
 	}
+}
+
+func (p *plainAttempts) open(ctx context.Context, network, address string) (net.Conn, error) {
+	if err := p.refused[address]; err != nil {
+		return nil, err
+	}
+	if kept := p.kept[address]; kept != nil {
+		delete(p.kept, address)
+		return kept, kept.SetDeadline(time.Time{}) // instead of the former attempt's
+	}
+	conn, err := p.dial(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	p.latest = &askingTLS{Conn: conn, address: address, keep: p.kept}
+	return p.latest, nil
 }
 
 // askingTLS is a connection on which the server's first byte answers whether it has TLS: S or N.
 // https://www.postgresql.org/docs/current/protocol-flow.html (SSL Session Encryption)
 type askingTLS struct {
 	net.Conn
-	answered, refused bool
-	keep              func() // called instead of Close if the server has refused
+	address string
+	answer  byte                // or 0
+	keep    map[string]net.Conn // takes the connection instead of Close, after an N
 }
 
 // NetConn is as that of tls.Conn: see belowTLS.
@@ -57,16 +95,16 @@ func (c *askingTLS) NetConn() net.Conn { return c.Conn }
 
 func (c *askingTLS) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	if n > 0 && !c.answered {
-		c.answered, c.refused = true, p[0] == 'N'
+	if n > 0 && c.answer == 0 {
+		c.answer = p[0]
 	}
 	return n, err
 }
 
 func (c *askingTLS) Close() error {
-	if !c.refused {
+	if c.answer != 'N' {
 		return c.Conn.Close()
 	}
-	c.keep()
+	c.keep[c.address] = c.Conn
 	return nil
 }

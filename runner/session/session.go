@@ -13,7 +13,7 @@
 // rest is there to be looked up: dsn.go, sources.go and address.go say where the server is,
 // standbys.go and age.go what kind of server it is, errors.go and sqlstate.go what an error means;
 // rows.go, limit.go and encoding.go read its answers; socket_*.go has the socket's options, plain.go
-// what saves a connection where the server has no TLS.
+// the attempts without TLS.
 package session
 
 import (
