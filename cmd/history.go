@@ -143,7 +143,7 @@ func (p pastRuns) result(i int) (result, remark string) {
 }
 
 // lasted says how long a run took, or has taken until now. A lost run may have ended long before
-// that was noted, such as by the next start.
+// that was noted, for instance by the next start.
 func (p pastRuns) lasted(r ledger.Entry) string {
 	switch {
 	case r.Outcome == ledger.Running:

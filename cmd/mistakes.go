@@ -311,14 +311,16 @@ func warnOfOuter(u *ui, claim lock.Claim) {
 	}
 }
 
-// refuseHelp refuses a -h beside a command that is to run: for psql it is the host, and a script
-// would take the help, with status 0, for the end of the job.
-func refuseHelp(args []string) error {
-	end, h := slices.Index(args, "--"), slices.Index(args, "-h")
-	if h < 1 || h > end || strings.HasPrefix(args[h-1], "-") || !isIn(toRun, args[0]) {
-		return nil
-	}
-	return usagef("--dsn host=HOST names the host, and --help shows the help", "-h shows the help, and runs nothing")
+// refuseHelp makes it an error, which is put into refused, to ask for the help beside a command to run:
+// psql's -h names the host, and a script would take the help's status 0 for the job's success.
+func refuseHelp(root *cobra.Command, refused *error) {
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, words []string) {
+		help(cmd, words)
+		if isIn(toRun, cmd.Name()) && cmd.Flags().NArg() > 0 {
+			*refused = usagef("--dsn host=HOST names the host", "-h and --help show the help: nothing was run")
+		}
+	})
 }
 
 // pageWidth is the width of help without a terminal, and on a terminal that gives none.

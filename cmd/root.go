@@ -51,14 +51,13 @@ func Main(args []string) int {
 		args = args[:1] // otherwise --help would show all commands and succeed
 	}
 	root.SetArgs(args)
-	err := refuseHelp(args)
-	if err == nil {
-		err = root.Execute()
-	}
+	var refused error
+	refuseHelp(root, &refused)
+	err := root.Execute()
 	if !u.configured && wantsJSON(args) {
 		u.configure(false, false, true, nil)
 	}
-	return exit(u, cmp.Or(err, stdout.err))
+	return exit(u, cmp.Or(err, refused, stdout.err))
 }
 
 // checkedWriter notes why it could not be written to, since cobra ignores that for help.

@@ -101,7 +101,7 @@ func (h *handover) carryOut(ctx context.Context, locks []*inspect.Lock) error {
 	if err != nil {
 		return err
 	}
-	defer h.request.Close()
+	defer h.request.Close() // this request: awaitSuccessor may have closed it
 	return h.awaitSuccessor(ctx, max(patience, h.wait.value))
 }
 
@@ -147,8 +147,9 @@ func (h *handover) ask(ctx context.Context) (patience time.Duration, err error) 
 const (
 	askMargin = 2 * time.Second // for a late heartbeat
 	// askMost limits how long a request lasts, since that depends on what the holders' sessions
-	// show, which may be anything. A holder that has a lease of more than 90 s, or of more than 20 s
-	// and is in its lock-delay, may not have looked by then. The user can set a longer time by --wait.
+	// show, which may be anything. A holder whose lease is longer than 90 s may not have looked by
+	// then, nor one in its lock-delay whose lease is longer than 20 s. The user can set a longer
+	// time by --wait.
 	askMost = 20 * time.Second
 )
 
@@ -158,7 +159,7 @@ const successorPoll = 200 * time.Millisecond
 // awaitSuccessor waits until the former holders have gone. It reports the result only with
 // --wait.
 func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) error {
-	freed := false
+	seenFree := false
 	for began := time.Now(); ; {
 		now, still, err := h.holders(ctx)
 		if err != nil {
@@ -173,14 +174,15 @@ func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) e
 		switch {
 		case h.wait.value == 0 && (!still || over):
 			return nil
-		case !still && now == "" && !freed: // perhaps only until the next waiter is granted it
-			freed = true
-			if h.request != nil {
-				h.request.Close() // the next holder is not asked
-			}
-		case !still:
+		case !still && (now != "" || seenFree):
 			fmt.Fprintf(h.out, "now: %s\n", cmp.Or(now, "free"))
 			return nil
+		case !still: // it may be free only until the next waiter gets it: look again
+			seenFree = true
+			if h.request != nil {
+				h.request.Close() // otherwise the next holder would be asked, too
+				h.request = nil
+			}
 		case over:
 			fmt.Fprintf(h.out, "still: %s\n", now)
 			return &silentExit{code: exitConflict}

@@ -90,7 +90,7 @@ type commandTree struct {
 
 	// The command:
 	pid         int
-	reaped      bool // another process may get the number
+	reaped      bool // so another process may have the number
 	command     commandState
 	leftoversAt time.Time // when endLeftovers is due, or zero
 

@@ -38,7 +38,8 @@ const (
 
 // commandState is what has become of the command itself, in any state of its tree.
 //
-//	commandAlive   → commandDead      it is reaped or, if a debugger keeps it from that, dead
+//	commandAlive   → commandDead      it is dead: its pidfd says so, also if a debugger keeps it
+//	                                  from being reaped; or it is reaped
 //	commandDead    → leftoversAsked   leftoverPatience later: what is left gets SIGTERM;
 //	                                  not with WaitForLeftovers
 //	leftoversAsked                    leftoverTerm later the tree is killed
@@ -124,7 +125,7 @@ func (g *guardProcess) reapChildren() bool {
 			continue
 		case err == unix.ECHILD:
 			return true
-		case err != nil: // the system refuses the call, so nobody knows: pglead keeps the lock
+		case err != nil: // the system refuses the call, so only pglead can see to the end: it keeps the lock until then
 			syscall.Exit(1)
 		case pid == 0:
 			return false
@@ -148,6 +149,8 @@ func (g *guardProcess) reapChildren() bool {
 // isCommand says whether a child is the command.
 func (g *guardProcess) isCommand(pid int) bool { return pid == g.pid && !g.reaped }
 
+// commandDied notes, once, that the command is dead. What it left running has leftoverPatience from
+// now on.
 func (g *guardProcess) commandDied() {
 	if g.command == commandAlive {
 		g.command = commandDead

@@ -86,8 +86,8 @@ func AwayBackoff() *pace.Backoff { return pace.Doubling(200*time.Millisecond, 5*
 // server answers with an error, and for the report of a loss.
 func UrgentBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, 5*time.Second) }
 
-// DeniedBackoff is for a server that refuses the login, as after the role or the database was
-// dropped: it does so until somebody does something about it.
+// DeniedBackoff is for a server that refuses the login, for instance after the role or the database
+// was dropped. It goes on refusing until somebody does something about it.
 func DeniedBackoff() *pace.Backoff { return pace.Doubling(200*time.Millisecond, time.Minute) }
 
 // CrowdedBackoff is for a waiter that gave its connection back, or found none. Finding room in

@@ -56,13 +56,18 @@ func notifyQuery(channel, payload string) string {
 func (c Claim) listenersSQL() string { return c.othersInLinesSQL() + " AND " + advisory.IsMarkSQL }
 
 // audienceQuery asks whether anybody listens to announcements about the claim's locks, and how many
-// in line don't listen. It takes onceSQL before it.
+// in line don't listen. It reads from locks, which onceSQL defines.
 func (c Claim) audienceQuery() string {
 	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE %[1]s) > 0 AS listens,
 		count(*) FILTER (WHERE %[2]s) - count(*) FILTER (WHERE %[1]s AND objid <> '%[3]d') AS dormant
 	FROM locks WHERE %[4]s`,
 		advisory.IsMarkSQL, advisory.IsTicketSQL, advisory.CommonTicket, c.othersInLinesSQL())
 }
+
+// onceSQL goes before a query that reads FROM locks, and has the server copy its table of locks once.
+// Each copy takes milliseconds if others hold 8,000 locks.
+const onceSQL = "WITH locks AS MATERIALIZED (SELECT locktype, granted, pid, classid, objid, objsubid FROM pg_catalog.pg_lock_status() " +
+	"WHERE locktype = 'advisory' AND granted)\n"
 
 // othersInLinesSQL is an SQL condition for the locks that other sessions have for their places in
 // the claim's lines: tickets and marks.

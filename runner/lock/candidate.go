@@ -37,12 +37,13 @@ type wait struct {
 	unended map[lockkey.ID][]int64 // listener.openStarts of an earlier session
 
 	// Between attempts to connect (see pause):
-	since             time.Time // when the last session was lost, or the attempts began
-	backoff, rejected *pace.Backoff
-	denied            *pace.Backoff
-	crowded           *pace.Backoff // for a server that has no room; nil until it had none
-	said              string        // the reason that was logged last
-	hostsTried        int           // how often a run that doesn't wait has gone on to another host
+	since      time.Time     // when the last session was lost, or the attempts began
+	backoff    *pace.Backoff // for a server that may be down
+	rejected   *pace.Backoff // for one that answers the first in line with an error
+	denied     *pace.Backoff // for one that refuses the login
+	crowded    *pace.Backoff // for a server that has no room; nil until it had none
+	said       string        // the reason that was logged last
+	hostsTried int           // how often a run that doesn't wait has gone on to another host
 }
 
 func newWait() wait {
@@ -291,16 +292,16 @@ func (w *wait) pause(err error) time.Duration {
 		w.restartPauses()
 	}
 	var e *session.Error
-	answered := errors.As(err, &e) && e.LoginRejected
+	rejectsLogin := errors.As(err, &e) && e.LoginRejected
 	switch {
 	case isFull(err):
 		if w.crowded == nil {
 			w.crowded = crowd.CrowdedBackoff()
 		}
 		return pace.Between(crowd.NextAway(w.crowded))
-	case answered && e.Kind == session.Denied:
+	case rejectsLogin && e.Kind == session.Denied:
 		return w.denied.Half()
-	case w.front && (answered || session.AnsweredError(err) != nil):
+	case w.front && (rejectsLogin || session.AnsweredError(err) != nil):
 		return w.rejected.Half()
 	case !w.front || time.Since(w.since) > frontFor:
 		return w.backoff.Half()

@@ -26,8 +26,8 @@ type drawn struct {
 	// timeline in the upper 16 bits, the transaction number that this start used up in the lower 48.
 	Token    int64
 	SystemID string // of the cluster that the token belongs to
-	// audience says what the draw has shown of those in line: nobody listens, and somebody
-	// doesn't. A draw on the second session shows neither.
+	// audience is what the draw has shown of those in line: that nobody listens, or that somebody
+	// does not (dormant). A draw on the second session shows neither.
 	audience struct{ nobody, dormant bool }
 	record   record
 }
@@ -57,11 +57,7 @@ const (
 const (
 	lockColumnsSQL = "classid, objid, objsubid"
 	fromLocksSQL   = "\nFROM pg_catalog.pg_lock_status()"
-	// onceSQL before a query that reads FROM locks has the server copy its table of locks only once.
-	// For 8,000 locks of others that takes milliseconds.
-	onceSQL = "WITH locks AS MATERIALIZED (SELECT locktype, granted, pid, classid, objid, objsubid FROM pg_catalog.pg_lock_status() " +
-		"WHERE locktype = 'advisory' AND granted)\n"
-	areOwnSQL = "\nWHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
+	areOwnSQL      = "\nWHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
 )
 
 // isListed says whether a row that ends with lockColumnsSQL shows this lock.

@@ -60,7 +60,7 @@ func openClient(ctx context.Context, cfg Config, check pgconn.ValidateConnectFun
 	database.ConnectTimeout = cfg.ConnectTimeout
 	database.RuntimeParams["application_name"] = cfg.ApplicationName
 	database.ValidateConnect = check
-	pg, err := connect(ctx, database)
+	pg, err := connect(ctx, database, &route{}, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -17,9 +17,9 @@ import (
 )
 
 // connect dials the hosts of a configuration, and logs in to the first that answers and passes the
-// configuration's ValidateConnect. Until allow is called, the server may send no more than
-// mostLogin bytes.
-func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, error) {
+// configuration's ValidateConnect. way notes where that is, and trying is called as Config.Trying.
+// Until allow is called, the server may send no more than mostLogin bytes.
+func connect(ctx context.Context, database *pgconn.Config, way *route, trying func()) (*pgconn.PgConn, error) {
 	var in *limitedReader // of the latest attempt, which is the one that succeeds
 	database.MaxProtocolMessageBodyLen = longestMessage
 	database.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
@@ -28,6 +28,7 @@ func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, erro
 	}
 	end := new(plainAttempts).install(database)
 	defer end()
+	way.record(database, trying) // on top: an attempt may have no connection of its own
 	pg, err := pgconn.ConnectConfig(ctx, database)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -40,7 +41,7 @@ func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, erro
 }
 
 // connectToHold is connect for a connection that is to hold a lock, so the kernel watches it, too.
-// check is called for each server that lets us in, and way notes the address of the last.
+// check is called for each server that lets us in.
 func connectToHold(ctx context.Context, cfg Config, way *route, check pgconn.ValidateConnectFunc) (*pgconn.PgConn, error) {
 	database := cfg.Database.Copy()
 	database.ConnectTimeout = cfg.ConnectTimeout
@@ -53,8 +54,7 @@ func connectToHold(ctx context.Context, cfg Config, way *route, check pgconn.Val
 		ControlContext: userTimeout(cfg.Lease),
 	}).DialContext
 	database.ValidateConnect = check
-	way.record(database, cfg.Trying)
-	return connect(ctx, database)
+	return connect(ctx, database, way, cfg.Trying)
 }
 
 // mostKeepaliveIdle is Linux's longest time before the first keep-alive (MAX_TCP_KEEPIDLE). A server

@@ -10,9 +10,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// plainAttempts are the attempts without TLS that follow those with TLS, with sslmode=prefer. Each
-// connection costs the server a process, so as with libpq such an attempt goes on with the
-// connection on which the server has said that it has no TLS. pgconn would open another one.
+// plainAttempts are the attempts without TLS that follow those with TLS, with sslmode=prefer. If the
+// server has said that it has no TLS, such an attempt goes on with that connection, as libpq does.
+// pgconn would open another one, for which the server needs another process.
 //
 // A server that has TLS is not tried without if it had no room, was starting or ending, or failed
 // our checks: it would say the same, and a password would go to it in the clear.
@@ -29,8 +29,8 @@ func (p *plainAttempts) install(database *pgconn.Config) (end func()) {
 	p.dial, p.kept, p.refused = database.DialFunc, map[string]net.Conn{}, map[string]error{}
 	database.DialFunc = p.open
 	database.AfterNetConnect = func(_ context.Context, _ *pgconn.Config, conn net.Conn) (net.Conn, error) {
-		if plain, ok := conn.(*askingTLS); ok {
-			return plain.Conn, nil
+		if asking, ok := conn.(*askingTLS); ok {
+			return asking.Conn, nil
 		}
 		return conn, nil
 	}
@@ -71,7 +71,7 @@ func (p *plainAttempts) open(ctx context.Context, network, address string) (net.
 	}
 	if kept := p.kept[address]; kept != nil {
 		delete(p.kept, address)
-		return kept, kept.SetDeadline(time.Time{}) // instead of the former attempt's
+		return kept, kept.SetDeadline(time.Time{}) // the attempt with TLS may have set one
 	}
 	conn, err := p.dial(ctx, network, address)
 	if err != nil {
@@ -81,7 +81,8 @@ func (p *plainAttempts) open(ctx context.Context, network, address string) (net.
 	return p.latest, nil
 }
 
-// askingTLS is a connection on which the server's first byte answers whether it has TLS: S or N.
+// askingTLS is a connection on which TLS may be asked for. The server's first byte is then its answer:
+// S or N. (Without TLS nothing is read before AfterNetConnect unwraps it.)
 // https://www.postgresql.org/docs/current/protocol-flow.html (SSL Session Encryption)
 type askingTLS struct {
 	net.Conn
@@ -90,7 +91,7 @@ type askingTLS struct {
 	keep    map[string]net.Conn // takes the connection instead of Close, after an N
 }
 
-// NetConn is as that of tls.Conn: see belowTLS.
+// NetConn makes belowTLS find the socket, as it does in a tls.Conn.
 func (c *askingTLS) NetConn() net.Conn { return c.Conn }
 
 func (c *askingTLS) Read(p []byte) (int, error) {

@@ -47,7 +47,7 @@ func TestPlainAttempts(t *testing.T) {
 		}
 		for _, conn := range *dialed {
 			if _, err := conn.Write([]byte{0}); err == nil {
-				t.Errorf("sslmode=%s: a connection is open still", mode)
+				t.Errorf("sslmode=%s: a connection is still open", mode)
 			}
 		}
 		if works && openWith(t, cfg).Encrypted() {

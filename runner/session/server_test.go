@@ -312,10 +312,10 @@ func TestSecondAtTheSameAddress(t *testing.T) {
 	start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 	cfg := config(t, fmt.Sprintf("host=db.example port=%s user=%s dbname=postgres", port, localpg.Superuser))
 	cfg.Transaction = true
-	address := "127.0.0.1"
-	cfg.Database.LookupFunc = func(context.Context, string) ([]string, error) { return []string{address}, nil }
+	addresses := []string{"127.0.0.1", "127.0.0.2"} // both are tried with TLS, and then the first without
+	cfg.Database.LookupFunc = func(context.Context, string) ([]string, error) { return addresses, nil }
 	s := openWith(t, cfg)
-	address = "127.0.0.2"
+	addresses = []string{"127.0.0.2"}
 	second, err := s.Second(t.Context())
 	if err != nil {
 		t.Fatal(err)

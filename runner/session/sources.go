@@ -26,14 +26,15 @@ type sources struct {
 	key     string // the private key's file, if it may be used
 }
 
-// parse parses dsn.
+// parse parses dsn. With a service it does so once to see whether dsn can be parsed at all, and
+// again with the file that has the service.
 func (s *sources) parse(dsn string) (*pgconn.Config, error) {
 	cfg, err := s.config(dsn)
 	service := serviceName(dsn)
 	if service == "" || err != nil && strings.Contains(err.Error(), "failed to parse as") { // then the name may be part of a password
 		return cfg, err
 	}
-	file, err := findService(dsn, service)
+	file, err := fileWithService(dsn, service)
 	if err != nil {
 		return nil, err
 	}
@@ -41,22 +42,20 @@ func (s *sources) parse(dsn string) (*pgconn.Config, error) {
 	return s.config(withParam(dsn, "servicefile", file))
 }
 
-// findService is the first file with the service: the user's own or, as with libpq, a system-wide
-// one. A service that is there twice is refused: libpq takes the first, but pgconn the last, which
-// may be another database, where a lock is another.
-func findService(dsn, service string) (file string, err error) {
-	name := "of that name"
-	if strings.Trim(strings.ToLower(service), lowerCase+"0123456789_-.") == "" {
-		name = strconv.Quote(service)
+// fileWithService returns the first file that has the service: the user's own or, as with libpq, a
+// system-wide one. It refuses a file that has the service twice. libpq takes the first one and
+// pgconn the last, which may be another database; a lock there excludes nobody here.
+func fileWithService(dsn, service string) (string, error) {
+	var files, looked []string
+	if own := serviceFile(dsn); own != "" {
+		files = append(files, own)
 	}
-	files := []string{serviceFile(dsn)}
 	for _, dir := range []string{os.Getenv("PGSYSCONFDIR"), "/etc/postgresql-common", "/etc"} {
 		if dir != "" {
 			files = append(files, filepath.Join(dir, "pg_service.conf"))
 		}
 	}
-	var looked []string
-	for _, file := range slices.DeleteFunc(files, func(f string) bool { return f == "" }) {
+	for _, file := range files {
 		services, err := pgservicefile.ReadServicefile(file)
 		var unread *fs.PathError
 		switch {
@@ -66,8 +65,8 @@ func findService(dsn, service string) (file string, err error) {
 		case errors.As(err, &unread):
 			looked = append(looked, fmt.Sprintf("%s (%s)", file, unread.Err))
 			continue
-		case err != nil:
-			return "", fmt.Errorf("syntax error in service file %q, %s", file, cmp.Or(regexp.MustCompile(`line \d+`).FindString(err.Error()), err.Error()))
+		case err != nil: // a line that is neither a section nor in one, or that has no value
+			return "", fmt.Errorf("syntax error in service file %q, %s", file, cmp.Or(lineNumber.FindString(err.Error()), err.Error()))
 		}
 		looked = append(looked, file)
 		switch found := slices.DeleteFunc(services.Services, func(s *pgservicefile.Service) bool { return s.Name != service }); len(found) {
@@ -75,10 +74,21 @@ func findService(dsn, service string) (file string, err error) {
 		case 1:
 			return file, nil
 		default:
-			return "", fmt.Errorf("the service %s is %d times in %q", name, len(found), file)
+			return "", fmt.Errorf("the service %s occurs %d times in %q", shownService(service), len(found), file)
 		}
 	}
-	return "", fmt.Errorf("no service %s: looked in %s", name, strings.Join(looked, ", "))
+	return "", fmt.Errorf("no service %s: looked in %s", shownService(service), strings.Join(looked, ", "))
+}
+
+var lineNumber = regexp.MustCompile(`line \d+`)
+
+// shownService is a service's name for a message. One with odd characters is not shown: it may be
+// part of a mangled connection string, and so of a password.
+func shownService(name string) string {
+	if strings.Trim(strings.ToLower(name), lowerCase+"0123456789_-.") != "" {
+		return "of that name"
+	}
+	return strconv.Quote(name)
 }
 
 // config is pgconn's configuration, but without a password from a file that others may read. libpq
@@ -131,8 +141,8 @@ func withoutTLSFiles(dsn string, cause error) (*pgconn.Config, error) {
 	return nil, cause
 }
 
-// IgnoredCRL is libpq's own list of revoked certificates, if there is one: pglead can't read it. (If
-// another is named, ParseDSN refuses that.)
+// IgnoredCRL is the list of revoked certificates that libpq reads by default, if the file exists.
+// pglead can't read it. (If another is named, ParseDSN refuses that.)
 func IgnoredCRL() string {
 	file := namedFile("", "sslcrl", ".postgresql/root.crl")
 	if _, err := os.Stat(file); err != nil {

@@ -62,7 +62,7 @@ func TestServiceMistakes(t *testing.T) {
 		{"service=s", own, "[t]\nhost=h\n\n# s\nhunter2\n[s]\nhost=h\n", `: syntax error in service file "` + own + `", line 5`},
 		{"service=s servicefile=" + own, own, "host=hunter2\n[s]\nhost=h\n", `: syntax error in service file "` + own + `", line 1`},
 		{"service=s", system, "[s]\nhunter2\n", `: syntax error in service file "` + system + `", line 2`},
-		{"service=s", system, "[s]\nhost=h\n[t]\nhost=t\n[s]\nhost=g\n", `: the service "s" is 2 times in "` + system + `"`},
+		{"service=s", system, "[s]\nhost=h\n[t]\nhost=t\n[s]\nhost=g\n", `: the service "s" occurs 2 times in "` + system + `"`},
 		{"service=s", own, "[s]\nusr=hunter2\n", `, service "s" of "` + own + `": unknown connection parameter usr`},
 		{"service=s", system, "[s]\nport=hunter2\n", `, service "s" of "` + system + `": bad port: it is a number from 1 to 65535`},
 		{"service=s", own, "[s]\nhost=h\nsslmode=off\n", `, service "s" of "` + own + `": bad sslmode: it is disable, allow, prefer, require, verify-ca or verify-full`},
