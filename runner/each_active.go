@@ -24,7 +24,9 @@ type activeItem struct {
 	alive   time.Time     // until then the work on this item is not stuck; under activeItems.mu
 	left    chan struct{} // closed when the worker is done with it
 
-	contested bool // others may have had its lock since this process tried for it
+	// contested says that others have refused this process the lock, so they may have had it since. An
+	// item that was fetched ahead and given back is tried again as by a newcomer.
+	contested bool
 }
 
 // activeItems are the items that the workers of this process are at.

@@ -14,9 +14,9 @@ import (
 //
 //	never                    release frees it: the next in line starts at once
 //	while the command ran    ReportLost tells those who wait that the command is dead
-//	after the command's end  the same, and the ledger has the run's own end
+//	after the command's end  ReportEnded tells them, and gives the ledger the run's own end
 //	or before its start
-//	by the release itself    the same, from afterRelease
+//	by the release itself    ReportEnded, too, from afterRelease
 func (r *run) finish(err error) {
 	switch {
 	case errors.As(err, new(*LockLostError)): // while the command ran

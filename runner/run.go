@@ -46,11 +46,11 @@ type run struct {
 
 	held         *lock.Held
 	waited       time.Duration // for the lock; 0 for an item of a list
-	guard        *child.Guard
-	keepGuard    bool         // for the next command
-	sharesSocket bool         // other commands may run in the same session
-	supervision  *supervision // of the command; nil until it has started
-	asked        Asked        // what has asked for the end so far
+	guard        *child.Guard  // started by the callback of acquire
+	keepGuard    bool          // for the next command
+	sharesSocket bool          // other commands may run in the same session
+	supervision  *supervision  // of the command; nil until it has started
+	asked        Asked         // what has asked for the end so far
 }
 
 // runOnce takes the lock, runs the command once, and releases the lock.

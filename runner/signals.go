@@ -14,8 +14,8 @@ import (
 //
 //	while                          taken by                      a signal that asks for the end
 //	a sleep, and Acquire           a signalTaker                 ends the context, and so the run
-//	the start (from keep on)       the same, which keeps them    the same, unless the command starts:
-//	                                                             then it gets the kept ones
+//	the start (from keep on)       the same, which keeps them    ends the run or, if the command has
+//	                                                             started by then, is passed on to it
 //	the command                    supervise, which forwards     is the command's to act on; TERM and
 //	                                                             INT start --kill-after, too
 //	--min-hold after it            linger                        ends the wait

@@ -82,8 +82,8 @@ type command interface {
 //	     lockLost, Child.TellLost   supervise.go, child/child.go  tells the guard to end the tree;
 //	                                                              starts the hook --on-lost
 //	     guardProcess.obey          child/guardprocess.go         begins that
-//	     guardProcess.checkTime     child/guardprocess.go         the guard's own alarm, in case this
-//	                                                              process is stopped
+//	     guardProcess.checkTime     child/guardprocess.go         the guard's own alarm, at the same
+//	                                                              time: whichever is first begins it
 //	     guardProcess.endForLoss    child/guardprocess_end.go     SIGTERM, if there is a grace
 //	     guardProcess.killRound     child/guardprocess_end.go     SIGKILL, in rounds
 //	     Child.killGuard            child/child.go                if the guard is too slow,
@@ -286,7 +286,7 @@ func (s *supervision) conclude() (Outcome, error) {
 	if result.Ending != child.Exited || result.Status.Signaled() {
 		s.restoreTerminal()
 	}
-	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
+	if (result.Ending == child.SocketClosed || result.Ending == child.LeaseOver) && s.held.Err() == nil {
 		// The guard has noticed the loss before the session. The session will soon have the reason.
 		select {
 		case <-s.held.Lost():
@@ -337,6 +337,10 @@ func (s *supervision) whatWasDone(result child.Result) string {
 		killed += fmt.Sprintf(" with all that it had started, %d processes", result.Killed)
 	}
 	switch {
+	case result.Ending == child.GuardDied && result.Killed == 0:
+		return command + " was dead when its guard process died"
+	case result.Ending == child.GuardLate && result.Killed == 0:
+		return command + " was dead; its guard process, which did not say so in time, was killed"
 	case result.Ending == child.GuardDied:
 		return killed + " when its guard process died"
 	case result.Ending == child.GuardLate:

@@ -313,8 +313,7 @@ func TestGuardAndLoss(t *testing.T) {
 		"the guard does not do in time what the loss asks of it": {
 			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.GuardLate})}},
 			want: expectation{
-				err: isLost + lost(silence, "was killed with all that it had started, 0 processes; "+
-					"for that its guard process, which did not do so in time, was killed, too"),
+				err:        isLost + lost(silence, "was dead; its guard process, which did not say so in time, was killed"),
 				transcript: lostAt1 + killedAt60 + "0",
 			},
 		},

@@ -13,7 +13,7 @@
 //
 // Read it in this order: parent.go (pglead starts a guard), start.go (and has it start the
 // command), child.go (signals, new deadlines, the end), and then the guard's own side:
-// guardprocess.go (its one poll, and what makes it kill), guardprocess_start.go,
+// guardprocess.go (the poll in which it waits while the tree lives, and what makes it kill), guardprocess_start.go,
 // guardprocess_end.go (how it kills), guardprocess_release.go (the lock, if pglead is not there to
 // release it), tree.go (its processes). The rest is there to be looked up.
 package child

@@ -19,5 +19,5 @@ package child
 // Idle says whether the guard can start a command. A new one can. After a command it can with
 // Spec.KeepGuard, if the command ended by itself within an instant and left nothing behind, and
 // nobody gave an order; Child.Done must be closed by then. An idle guard has to be used or closed.
-// No nil guard is idle.
+// A nil guard is not idle.
 func (g *Guard) Idle() bool { return g != nil && g.idle }

@@ -21,8 +21,8 @@ import "time"
 // settings have the lease in milliseconds, as an int.
 const Most = 24 * time.Hour
 
-// BeatEvery is how often the holder of a lock asks the server for a sign of life. One answer may
-// take two fifths of the lease, and all of them SteadyAnswer.
+// BeatEvery is how often the holder of a lock asks the server for a sign of life. A single
+// answer may take two fifths of the lease. If every answer is slow, each may take SteadyAnswer.
 func BeatEvery(lease time.Duration) time.Duration { return lease / 5 }
 
 // SteadyAnswer is how long each answer may take if all are slow: while one is awaited, the next

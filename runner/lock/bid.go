@@ -129,7 +129,7 @@ func (cfg *Config) firstTrySQL() string {
 // returns whether there were any. The verdict on each lock says how long the last holder's command
 // may be alive. Every grant comes through here:
 //
-//	from          the try was sent
+//	called from   how the try was sent
 //	try           by askTry or, if it is the first one, with the login (firstTrySQL)
 //	tryInBurst    by the burst
 //	beginAndDraw  by Session.Begin

@@ -20,7 +20,8 @@
 //	rejected   a query is rejected if the server answers it with an error
 //	evidence   what was heard and seen of a lock's holders; a bid's listener collects it. It is
 //	           untouched at first, and contested once others have the lock, or may have had it
-//	           while the bid did not listen: then it takes more of it to start at once
+//	           while the bid did not listen: from then on, to start at once takes
+//	           evidence that the last command is dead
 //	grant      a lock that a bid has got, since when, and the verdict of the evidence on it: how
 //	           long it is held without a command, not at all or for the lock-delay
 //	settle     the steps from the last grant to the start: the delay, the draw (the query that

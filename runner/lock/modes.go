@@ -1,8 +1,8 @@
 package lock
 
-// The ways of locking (runner/WAYS.md), which a run may combine, are several locks, slots
-// (Claim.Gate), readers (Claim.Shared), lists (List), through a pooler (in a transaction), with a
-// ledger, and with a quorum; Config and its Session have the fields of the last three. First come
+// The ways of locking (runner/WAYS.md) are: several locks, slots, readers, lists, through a pooler
+// (in a transaction), a ledger, and a quorum. A run may combine them. Claim has the fields of slots
+// (Gate) and readers (Shared), List is a list, and Config and its Session have the rest. First come
 // the questions that mix several of these, or that several files ask (those about a claim alone are
 // in claim.go); at the end, a table of the differences that sit in one place. To add a way: its
 // field, a row in that table, and its flag; then see what each question has to answer for it.

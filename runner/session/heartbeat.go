@@ -152,8 +152,8 @@ func (s *Session) beat(timer timer) {
 			if _, err := s.transmit(s.takeRequest()); err != nil {
 				return
 			}
-		default: // the answer to the request that is under way will do, unless the heartbeat asks something
-			if beat.Then != nil && s.beatQueued.CompareAndSwap(false, true) {
+		default: // the answer to the request that is under way will do, unless the heartbeat asks something, or commits
+			if (beat.Then != nil || beat.commit) && s.beatQueued.CompareAndSwap(false, true) {
 				s.beating.Go(s.beatInTurn)
 			}
 		}
