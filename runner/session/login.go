@@ -26,8 +26,9 @@ func connect(ctx context.Context, database *pgconn.Config, way *route, trying fu
 		in = &limitedReader{r, mostLogin, mostLogin}
 		return pgproto3.NewFrontend(in, w)
 	}
-	end := new(plainAttempts).install(database)
-	defer end()
+	var attempts plainAttempts
+	attempts.install(database)
+	defer attempts.end()
 	way.record(database, trying) // on top: an attempt may have no connection of its own
 	pg, err := pgconn.ConnectConfig(ctx, database)
 	if err != nil {

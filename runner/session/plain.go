@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -17,15 +18,18 @@ import (
 // A server that has TLS is not tried without if it had no room, was starting or ending, or failed
 // our checks: it would say the same, and a password would go to it in the clear.
 type plainAttempts struct {
-	dial    pgconn.DialFunc
+	dial pgconn.DialFunc
+
+	mu      sync.Mutex          // pgconn cancels what a failed attempt asked in a goroutine, which dials, too
+	ended   bool                // no attempt follows
 	kept    map[string]net.Conn // by address
 	refused map[string]error    // by address: what came of the attempt with TLS
 	latest  *askingTLS
 }
 
-// install has a configuration's attempts made so, until end is called.
-func (p *plainAttempts) install(database *pgconn.Config) (end func()) {
-	before := *database
+// install has a configuration's attempts made so. The caller calls end after them.
+func (p *plainAttempts) install(database *pgconn.Config) {
+	heard, validate := database.OnPgError, database.ValidateConnect
 	p.dial, p.kept, p.refused = database.DialFunc, map[string]net.Conn{}, map[string]error{}
 	database.DialFunc = p.open
 	database.AfterNetConnect = func(_ context.Context, _ *pgconn.Config, conn net.Conn) (net.Conn, error) {
@@ -38,47 +42,73 @@ func (p *plainAttempts) install(database *pgconn.Config) (end func()) {
 		if strings.HasPrefix(err.Code, classResources) || strings.HasPrefix(err.Code, classOperatorShutdown) {
 			p.refuse(err)
 		}
-		return before.OnPgError(pg, err)
+		return heard(pg, err)
 	}
-	if before.ValidateConnect != nil {
+	if validate != nil {
 		database.ValidateConnect = func(ctx context.Context, pg *pgconn.PgConn) error {
-			err := before.ValidateConnect(ctx, pg)
+			err := validate(ctx, pg)
 			if err != nil && !errors.As(err, new(*pgconn.NotPreferredError)) { // pgconn may come back to one that is only not preferred
 				p.refuse(err)
 			}
 			return err
 		}
 	}
-	return func() {
-		for _, conn := range p.kept {
-			_ = conn.Close()
-		}
-		database.DialFunc, database.AfterNetConnect = before.DialFunc, before.AfterNetConnect
-		database.OnPgError, database.ValidateConnect = before.OnPgError, before.ValidateConnect
+}
+
+// end closes the connections that no attempt has used, and keeps no more.
+func (p *plainAttempts) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	for _, conn := range p.kept {
+		_ = conn.Close()
 	}
+	clear(p.kept)
+	clear(p.refused)
 }
 
 // refuse notes that an attempt without TLS would be in vain, if the latest was one with TLS.
 func (p *plainAttempts) refuse(err error) {
-	if p.latest != nil && p.latest.answer == 'S' {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.ended && p.latest != nil && p.latest.answer == 'S' {
 		p.refused[p.latest.address] = err
 	}
 }
 
 func (p *plainAttempts) open(ctx context.Context, network, address string) (net.Conn, error) {
-	if err := p.refused[address]; err != nil {
-		return nil, err
-	}
-	if kept := p.kept[address]; kept != nil {
-		delete(p.kept, address)
+	p.mu.Lock()
+	kept, refused, ended := p.kept[address], p.refused[address], p.ended
+	delete(p.kept, address)
+	p.mu.Unlock()
+	switch {
+	case ended: // to cancel a query
+		return p.dial(ctx, network, address)
+	case refused != nil:
+		return nil, refused
+	case kept != nil:
 		return kept, kept.SetDeadline(time.Time{}) // the attempt with TLS may have set one
 	}
 	conn, err := p.dial(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
-	p.latest = &askingTLS{Conn: conn, address: address, keep: p.kept}
-	return p.latest, nil
+	asking := &askingTLS{Conn: conn, keep: func() { p.keep(address, conn) }, address: address}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.latest = asking
+	return asking, nil
+}
+
+// keep keeps a connection on which the server has said that it has no TLS.
+func (p *plainAttempts) keep(address string, conn net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended || p.kept[address] != nil {
+		_ = conn.Close()
+		return
+	}
+	p.kept[address] = conn
 }
 
 // askingTLS is a connection on which TLS may be asked for. The server's first byte is then its answer:
@@ -87,8 +117,8 @@ func (p *plainAttempts) open(ctx context.Context, network, address string) (net.
 type askingTLS struct {
 	net.Conn
 	address string
-	answer  byte                // or 0
-	keep    map[string]net.Conn // takes the connection instead of Close, after an N
+	answer  byte   // or 0
+	keep    func() // takes the connection instead of Close, after an N
 }
 
 // NetConn makes belowTLS find the socket, as it does in a tls.Conn.
@@ -106,6 +136,6 @@ func (c *askingTLS) Close() error {
 	if c.answer != 'N' {
 		return c.Conn.Close()
 	}
-	c.keep[c.address] = c.Conn
+	c.keep()
 	return nil
 }
