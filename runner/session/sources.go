@@ -34,6 +34,9 @@ func (s *sources) parse(dsn string) (*pgconn.Config, error) {
 	if service == "" || err != nil && strings.Contains(err.Error(), "failed to parse as") { // then the name may be part of a password
 		return cfg, err
 	}
+	if own, statErr := os.Stat(serviceFile(dsn)); err == nil && statErr == nil && !own.Mode().IsRegular() {
+		return cfg, nil // such as a pipe, which has been read by now
+	}
 	file, err := fileWithService(dsn, service)
 	if err != nil {
 		return nil, err

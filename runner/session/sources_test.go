@@ -3,6 +3,7 @@ package session
 import (
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -48,6 +49,24 @@ func TestTLSFiles(t *testing.T) {
 	t.Setenv("PGSSLROOTCERT", other)
 	if cfg, err := ParseDSN("host=h", "--dsn"); err != nil || cfg.TLSConfig != nil {
 		t.Errorf("by the variables: %v", err)
+	}
+}
+
+// TestServicePipe: a service file may be a pipe, as bash makes one for <(…), which can be read once.
+func TestServicePipe(t *testing.T) {
+	isolate(t)
+	r, w, err := os.Pipe()
+	if err == nil {
+		_, err = w.WriteString("[s]\nhost=h\ndbname=app\n")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = w.Close()
+	defer r.Close()
+	t.Setenv("PGSERVICEFILE", fmt.Sprintf("/dev/fd/%d", r.Fd()))
+	if cfg, err := ParseDSN("service=s", "--dsn"); err != nil || cfg.Host != "h" || cfg.Database != "app" {
+		t.Errorf("a pipe: %v", err)
 	}
 }
 
