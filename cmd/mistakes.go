@@ -311,8 +311,8 @@ func warnOfOuter(u *ui, claim lock.Claim) {
 	}
 }
 
-// refuseHelp makes it an error, which is put into refused, to ask for the help beside a command to run:
-// psql's -h names the host, and a script would take the help's status 0 for the job's success.
+// refuseHelp puts an error into refused if the help is asked for beside a command to run. psql's -h
+// names the host, and a script would take the help's status 0 for the job's success.
 func refuseHelp(root *cobra.Command, refused *error) {
 	help := root.HelpFunc()
 	root.SetHelpFunc(func(cmd *cobra.Command, words []string) {

@@ -101,7 +101,7 @@ func (h *handover) carryOut(ctx context.Context, locks []*inspect.Lock) error {
 	if err != nil {
 		return err
 	}
-	defer h.request.Close() // this request: awaitSuccessor may have closed it
+	defer h.request.Close() // awaitSuccessor may close it before
 	return h.awaitSuccessor(ctx, max(patience, h.wait.value))
 }
 

@@ -68,7 +68,10 @@ func TestNoPlainAttempt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	loaded := func() string { return query(t, server, "SELECT pg_conf_load_time()::text")[0] } // as the postmaster has it
+	before := loaded()
 	query(t, server, "SELECT pg_reload_conf()")
+	eventually(t, "pg_hba.conf is not read again", func() bool { return loaded() != before })
 	for role, connections := range map[string]int{"full": 1, localpg.Superuser: 1, "plain": 2} {
 		cfg := config(t, "host=127.0.0.1 port="+port+" dbname=postgres user="+role)
 		dialed := dials(cfg)
